@@ -32,10 +32,9 @@ from ipu_dynamo.capture.private.tracing import (
     unrecorded,
 )
 from ipu_dynamo.errors import CompileError, called_from, is_library, source_line
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 from ipu_dynamo.ops.private.thread_modes import KeptGradMode
-
-aten = torch.ops.aten
 
 # What Python makes of a tensor's values.
 _READS = {

@@ -63,8 +63,6 @@ from ipu_dynamo.ops.library.host_call import KnownFunction
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.ops.private.native import NormBase
 
-aten = torch.ops.aten
-
 
 class UnknownClasses(CompileError):
     """`one_hot` is to find out by itself how many classes there are."""

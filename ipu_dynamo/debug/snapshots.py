@@ -9,6 +9,7 @@ from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import BACKWARD, Capture, Joint, OutputRole, Placeholder, Traced
 from ipu_dynamo.debug.values import kept
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.private.node_meta import CUSTOM
 from ipu_dynamo.passes.joint.random_numbers.counter_random import draws
 from ipu_dynamo.passes.levels import Model, Partitioned
@@ -138,7 +139,7 @@ def _begun(graph: fx.Graph, tangent: fx.Node, start: float) -> fx.Node:
     value = tangent.meta["val"]
     with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
         begin = graph.call_function(
-            torch.ops.aten.full.default,
+            aten.full.default,
             (list(value.shape), start),
             {"dtype": value.dtype, "device": value.device},
         )

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.private.graphs import OpOverload, schema_of
 
-aten = torch.ops.aten
 UNFILLED = frozenset(  # a copy follows; until then their memory holds anything
     {aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default}
 )

@@ -3,17 +3,16 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.bodies import bodies_of
 from ipu_dynamo.ops.control_flow import branch_op, loop_op
 from ipu_dynamo.ops.graph_queries import nbytes, only_looks
 from ipu_dynamo.ops.precision.stochastic_rounding import round_stochastically_op
 
-aten = torch.ops.aten
 # Round figures for one core of a server processor; decisions need no more than their size.
 _FLOPS_PER_SECOND = 5e10
 BYTES_PER_SECOND = 5e9
@@ -21,9 +20,11 @@ ANCHORED = "ipu.anchored"  # key of node.meta: only somebody who looks inside wa
 _UNKNOWN_ITERATIONS = 10  # of a while_loop, whose values decide how often it runs
 _ROUNDING_PASSES = 80  # a rounding at random is 40 operators on numbers of twice the size
 _COUNTED_AS = {  # PyTorch's table lacks the attention of the CPU
-    aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: (
-        aten._scaled_dot_product_flash_attention_backward
+    aten._scaled_dot_product_flash_attention_for_cpu.packet: (
+        aten._scaled_dot_product_flash_attention.packet
+    ),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.packet: (
+        aten._scaled_dot_product_flash_attention_backward.packet
     ),
 }
 

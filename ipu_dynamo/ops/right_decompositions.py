@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.private.native import (
     AUTOGRAD,
     COMPOSITE,
@@ -34,7 +35,6 @@ from ipu_dynamo.ops.private.native import (
     upsampled_size,
 )
 
-aten = torch.ops.aten
 _NONE, _MEAN, _SUM = range(3)  # as PyTorch's operators number reductions
 
 
@@ -136,7 +136,7 @@ def _by_size(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return larger
 
 
-aten.multilabel_margin_loss.default.py_impl(COMPOSITE)(_multilabel_margin_loss)
+set_kernel(aten.multilabel_margin_loss.default, COMPOSITE, _multilabel_margin_loss)
 set_kernel(aten.multi_margin_loss.default, AUTOGRAD, _multi_margin_loss)
 set_decomposition(aten.native_group_norm_backward.default, _group_norm_backward)
 for _operator in (aten.softshrink.default, aten.hardshrink.default):

@@ -17,10 +17,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.library.ctc_loss import ctc_loss
-from ipu_dynamo.ops.private.native import COMPOSITE
-
-aten = torch.ops.aten
+from ipu_dynamo.ops.private.native import COMPOSITE, set_kernel
 
 
 def _cov(
@@ -105,7 +104,7 @@ def _ctc_loss(
     return ctc_loss(log_probs, targets, *lengths, blank, _REDUCTIONS[reduction], zero_infinity)
 
 
-aten.cov.default.py_impl(COMPOSITE)(_cov)
-aten.combinations.default.py_impl(COMPOSITE)(_combinations)
-aten.ctc_loss.IntList.py_impl(COMPOSITE)(_ctc_loss)
-aten.ctc_loss.Tensor.py_impl(COMPOSITE)(_ctc_loss)
+set_kernel(aten.cov.default, COMPOSITE, _cov)
+set_kernel(aten.combinations.default, COMPOSITE, _combinations)
+set_kernel(aten.ctc_loss.IntList, COMPOSITE, _ctc_loss)
+set_kernel(aten.ctc_loss.Tensor, COMPOSITE, _ctc_loss)

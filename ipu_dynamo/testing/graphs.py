@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.testing.private.testing_names import FakeTensorMode
 
-aten = torch.ops.aten
 LIMIT = 2.0**20  # values stay below, so that no product of two rows reaches 2**53
 
 

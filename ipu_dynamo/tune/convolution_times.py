@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.patches import by_channel, patches
 from ipu_dynamo.tune.artifact_store import open_store
 from ipu_dynamo.tune.autotune_cache import kept_figures
@@ -21,7 +22,6 @@ from ipu_dynamo.tune.machine_name import machine_name
 from ipu_dynamo.tune.microbenchmark import fastest, one_thread
 
 log = logging.getLogger(__name__)
-aten = torch.ops.aten
 _SECONDS = 0.03  # for each convolution
 # What compiled copies, fused with others, need of the time of PyTorch's; 0.35 was measured.
 _COMPILED = 0.4

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.ops.accumulate import accumulate_matmul
+from ipu_dynamo.ops.aten import aten
 
-aten = torch.ops.aten
 Form = Literal["a @ b", "a @ b.t()", "a.t() @ b", "a.t() @ b.t()"]
 Size = Literal["tiny", "thin", "small", "medium", "large", "batched"]
 

@@ -33,6 +33,7 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.capture.private.dynamo import is_read_number
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.aot.select_by_indices import (
     erase_unused,
     insert,
@@ -42,8 +43,6 @@ from ipu_dynamo.passes.aot.select_by_indices import (
     start_of_cut,
 )
 from ipu_dynamo.passes.kit import GraphPass
-
-aten = torch.ops.aten
 
 
 class AvoidReadingValues(GraphPass):

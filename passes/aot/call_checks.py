@@ -12,15 +12,15 @@ Source   PyTorch's AOTAutograd orders operators that have an effect by tokens: i
          through them to outputs. Checks commute, so they need none.
 """
 
-import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.capture.private.aot import with_effects
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.kit import GraphPass
 
-_CHECKS = (torch.ops.aten._linalg_check_errors.default,)
+_CHECKS = (aten._linalg_check_errors.default,)
 
 
 class CallChecks(GraphPass):

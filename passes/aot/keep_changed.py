@@ -19,18 +19,16 @@ Source   `torch.utils.checkpoint`. Batch normalisation in training is the common
 
 from collections.abc import Collection, Iterable
 
-import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.capture.private.aot import InputMutationAOTOutput, TangentAOTInput
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.ops.private.node_meta import DESC, POLICY
 from ipu_dynamo.passes.aot.keep_draws import AGAIN
 from ipu_dynamo.passes.kit import GraphPass
-
-aten = torch.ops.aten
 
 
 class KeepChanged(GraphPass):

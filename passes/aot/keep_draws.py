@@ -26,10 +26,10 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ipu_dynamo.capture.capture import BACKWARD
 from ipu_dynamo.capture.private.aot import budget_of_memory
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.private.node_meta import POLICY
 from ipu_dynamo.passes.kit import GraphPass
 
-aten = torch.ops.aten
 AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 

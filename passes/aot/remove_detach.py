@@ -8,12 +8,9 @@ Keeps    values. Where the caller wants aliases, returned values stay: a detache
 Source   `torch.Tensor.detach`.
 """
 
-import torch
-
 from ipu_dynamo.capture.capture import Joint
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.kit import GraphPass
-
-aten = torch.ops.aten
 
 
 class RemoveDetach(GraphPass):

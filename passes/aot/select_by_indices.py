@@ -30,12 +30,12 @@ from torch import Tensor, fx
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.capture.private.aot import PlainAOTOutput
 from ipu_dynamo.capture.private.dynamo import static
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.ops.private.node_meta import DESC
 from ipu_dynamo.passes.graph.builder import evaluate
 from ipu_dynamo.passes.kit import GraphPass
 
-aten = torch.ops.aten
 _FIRST_OPTION: dict[Any, int] = {  # where the dim stands among the arguments, then the place
     aten.slice.Tensor: 1,
     aten.slice_scatter.default: 2,

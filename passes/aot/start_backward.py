@@ -11,14 +11,11 @@ Source   PyTorch's autograd: the gradient of the loss with respect to itself is 
          scale.
 """
 
-import torch
-
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, START, Joint
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.private.node_meta import CUSTOM
 from ipu_dynamo.passes.aot.annotate_stages import annotated_stage
 from ipu_dynamo.passes.kit import GraphPass
-
-aten = torch.ops.aten
 
 
 class StartBackward(GraphPass):

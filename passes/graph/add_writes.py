@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import fx
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import root
 from ipu_dynamo.program import OWN_MEMORY, Accumulation
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from torch.fx.node import map_arg
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE
 from ipu_dynamo.capture.private.tracing import fake_mode_of
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.marks.inner_gradients import take_gradients_op
 from ipu_dynamo.program import GROUP
 
-aten = torch.ops.aten
 _INHERITED = (STAGE, BACKWARD, "stack_trace")
 
 

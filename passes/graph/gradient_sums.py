@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.ops.accumulate import accumulate_rows
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.ops.private.graphs import is_erased
 from ipu_dynamo.ops.serialized_loss import serialized_loss_backward
 from ipu_dynamo.passes.graph.builder import call
 
-aten = torch.ops.aten
 # Elements of an accumulator, from which a pass over its memory takes longer than calling one more
 # operator. Programs are split by these, so they are no costs of one machine.
 WORTH_ADDING, WORTH_STORING = 2**15, 2**17

@@ -10,9 +10,8 @@ from torch import Tensor, fx
 from torch.fx.node import map_aggregate, map_arg
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.graph.builder import become, call, keep_group
-
-aten = torch.ops.aten
 
 
 @dataclass

@@ -11,11 +11,11 @@ Keeps    everything else. Every collective that is left has the number of replic
 Source   design of this project; PopTorch's collectives of replicas.
 """
 
-import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.bodies import bodies_of
 from ipu_dynamo.ops.library.replica_collectives import (
     COLLECTIVES,
@@ -27,7 +27,6 @@ from ipu_dynamo.ops.library.replica_collectives import (
 from ipu_dynamo.passes.graph.builder import become, replace
 from ipu_dynamo.passes.kit import GraphPass
 
-aten = torch.ops.aten
 _ALL = (*COLLECTIVES, all_reduce_gradient_op)
 
 

@@ -44,6 +44,7 @@ from ipu_dynamo.capture.capture import (
     Placeholder,
 )
 from ipu_dynamo.errors import CompileError, source_line
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import is_view, makes_constant, numel, root
 from ipu_dynamo.ops.library.replica_collectives import (
     COLLECTIVES,
@@ -69,7 +70,6 @@ from ipu_dynamo.program import (
 from ipu_dynamo.program.ir import made_names
 from ipu_dynamo.program.ir.made_names import accumulator, alone, is_made, made_of
 
-aten = torch.ops.aten
 _KINDS: dict[Any, CollectiveKind] = {
     all_gather_op: "all_gather",
     all_reduce_op: "all_reduce",

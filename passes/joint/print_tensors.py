@@ -13,15 +13,13 @@ Keeps    every other operator. Streams have the order in which one micro-batch p
 Source   PopTorch user guide, "poptorch.ipu_print_tensor".
 """
 
-import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Joint
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.marks.print_tensor import Printing, print_tensor_op
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.kit import GraphPass
-
-aten = torch.ops.aten
 
 
 class PrintTensors(GraphPass):

@@ -28,6 +28,7 @@ from ipu_dynamo.capture.capture import (
 )
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.options import AutomaticLossScaling
 from ipu_dynamo.passes.graph.builder import become, call
@@ -35,7 +36,6 @@ from ipu_dynamo.passes.graph.upcast import is_half
 from ipu_dynamo.passes.joint.precision.upcast_half_matmuls import PRODUCTS
 from ipu_dynamo.passes.kit import GraphPass
 
-aten = torch.ops.aten
 LARGEST_HALF = 65504.0
 _COPIES = {
     aten.alias.default,

@@ -20,16 +20,15 @@ Source   PopTorch user guide, "poptorch.MultiConv".
 
 from collections import defaultdict
 
-import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE
 from ipu_dynamo.errors import CompileError, source_line
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.kit import GraphPass
 from ipu_dynamo.passes.traced.tag_convolution_groups import Member, member
 from ipu_dynamo.program import GROUP
 
-aten = torch.ops.aten
 PARTIALS = "ipu.partials"  # key of node.meta: precision of a convolution's partial sums
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 _Group = list[tuple[fx.Node, Member]]

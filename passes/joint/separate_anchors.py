@@ -13,16 +13,14 @@ Keeps    every value, to the bit. What later passes recognise stays as it is, so
 Source   PopTorch user guide, "poptorch.Options.anchorTensor".
 """
 
-import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Joint
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import only_looks, writes
 from ipu_dynamo.ops.operator_costs import ANCHORED
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.kit import GraphPass
-
-aten = torch.ops.aten
 
 
 class SeparateAnchors(GraphPass):

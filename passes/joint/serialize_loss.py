@@ -26,17 +26,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import getitem
 
-import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Joint
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.marks.serialized import serialized_matmul_op
 from ipu_dynamo.ops.serialized_loss import CUTS_ROWS, serialized_loss, serialized_loss_backward
 from ipu_dynamo.passes.graph.builder import call, replace
 from ipu_dynamo.passes.joint.serialize_matmul import split_size
 from ipu_dynamo.passes.kit import GraphPass
 
-aten = torch.ops.aten
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 

@@ -15,12 +15,12 @@ import torch
 from torch import fx
 
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.marks.serialized import serialized_matmul_op
 from ipu_dynamo.ops.parts import parts
 from ipu_dynamo.passes.graph.builder import call, replace
 from ipu_dynamo.passes.kit import GraphPass
 
-aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
 _SPLIT = {  # mode: the split dimension of lhs, of rhs, of the product; None: taken whole, or a sum
     "input_channels": (-2, None, -2),

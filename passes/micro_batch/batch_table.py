@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.marks.print_tensor import print_tensor_op
 from ipu_dynamo.ops.private.graphs import schema_of
 from ipu_dynamo.ops.recurrent.gru import gru, gru_backward
@@ -26,7 +27,6 @@ from ipu_dynamo.ops.recurrent.lstm import lstm, lstm_backward
 from ipu_dynamo.ops.recurrent.rnn import rnn, rnn_backward
 from ipu_dynamo.passes.micro_batch.placements import Kind, Label, Labels, Placements, Row, Shard
 
-aten = torch.ops.aten
 _SHOWN = (aten.view.default, aten.unsqueeze.default, aten._to_copy.default)
 NONE, MEAN, SUM = 0, 1, 2  # the argument `reduction` of losses
 

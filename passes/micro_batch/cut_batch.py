@@ -9,13 +9,13 @@ Source   PopTorch user guide, "poptorch.PipelinedExecution".
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from ipu_dynamo.capture.capture import Joint, OutputRole, Placeholder
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import is_view, makes_constant, root
 from ipu_dynamo.passes.graph.builder import call, evaluate
 from ipu_dynamo.passes.graph.extract import Cut, Extraction
@@ -32,7 +32,6 @@ from ipu_dynamo.passes.micro_batch.placements import (
 )
 from ipu_dynamo.program.ir.values import blocks
 
-aten = torch.ops.aten
 PHASES: tuple[Phase, ...] = ("before", "loop", "after")
 BEFORE, LOOP, AFTER = range(3)
 

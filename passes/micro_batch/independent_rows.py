@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.precision import half_partial_sums
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.joint.random_numbers.counter_random import draws
@@ -36,7 +37,6 @@ from ipu_dynamo.passes.micro_batch.split_batch import Planner
 from ipu_dynamo.program import Call, Function, Program
 from ipu_dynamo.program.ir.function import graph_outputs
 
-aten = torch.ops.aten
 _HINT = "compile it for one number of rows, or leave what mixes or counts rows outside of the model"
 
 

@@ -21,11 +21,11 @@ import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Joint
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.kit import GraphPass
 from ipu_dynamo.passes.micro_batch.batch_table import MEAN, SUM
 
-aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
 _FILLED: dict[object, Any] = {
     aten.new_zeros.default: 0,
@@ -77,7 +77,7 @@ def _make_constant(graph: fx.Graph, node: fx.Node) -> None:
 
 def _reduce_rows_first(graph: fx.Graph, node: fx.Node) -> None:
     """Reduce over the other dimensions, and then over the first one."""
-    target, rows = _EXTREMES[node.target], node.args[0]  # type: ignore[index]
+    target, rows = _EXTREMES[node.target], node.args[0]
     assert isinstance(rows, fx.Node)
     first, *others = range(rows.meta["val"].dim())
     with graph.inserting_before(node):

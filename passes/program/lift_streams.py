@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Joint, Placeholder
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.graph.builder import call, new_input
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import STREAM, WORDS, offset
@@ -27,8 +28,6 @@ from ipu_dynamo.passes.levels import Part, Partitioned
 from ipu_dynamo.program import RECOMPUTED
 from ipu_dynamo.program.ir.function import structural_key
 from ipu_dynamo.program.ir.made_names import alone
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,14 @@ Source   design of this project: functions are pure, and share no memory between
 
 from collections.abc import Collection
 
-import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import root
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.levels import Part, Partitioned
 from ipu_dynamo.program import OWN_MEMORY, graph_outputs
-
-aten = torch.ops.aten
 
 
 class OwnResults(Pass):

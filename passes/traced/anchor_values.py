@@ -17,7 +17,6 @@ Source   PopTorch user guide, "poptorch.Options.anchorTensor".
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 
-import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import (
@@ -28,11 +27,10 @@ from ipu_dynamo.capture.capture import (
     Capture,
     Traced,
 )
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.options import Anchor
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.kit import Pass
-
-aten = torch.ops.aten
 
 
 class AnchorValues(Pass):

@@ -12,14 +12,13 @@ import re
 from collections import Counter
 from operator import getitem
 
-import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import MATMUL_NAME, NAME, Traced
 from ipu_dynamo.capture.scopes import SCOPE
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.kit import Pass
 
-aten = torch.ops.aten
 _ONNX = {  # names that are not the operator's own in capitals
     "_to_copy": "Cast",
     "avg_pool": "AveragePool",

@@ -24,14 +24,13 @@ from torch.fx.node import map_aggregate, map_arg
 
 from ipu_dynamo.capture.capture import STAGE, Traced
 from ipu_dynamo.capture.private.tracing import fake_mode_of
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.control_flow import control_flow_op
 from ipu_dynamo.ops.graph_queries import is_view, is_view_operator, written_arguments
 from ipu_dynamo.ops.precision.narrowing import NARROW
 from ipu_dynamo.ops.private.graphs import OpOverload, schema_of
 from ipu_dynamo.passes.graph.builder import call, evaluate
 from ipu_dynamo.passes.kit import GraphPass
-
-aten = torch.ops.aten
 
 _WIDE = {torch.int32: torch.int64}
 _MOVES_ONLY = frozenset(  # accept any integer type, beside pointwise operators and views

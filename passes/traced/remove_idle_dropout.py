@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import fx
 
 from ipu_dynamo.capture.capture import Traced
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.kit import Pass
 
-aten = torch.ops.aten
 _DROPOUTS = (F.dropout, torch.dropout, aten.dropout.default)
 
 

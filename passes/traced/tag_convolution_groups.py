@@ -15,16 +15,15 @@ Source   PopTorch user guide, "poptorch.MultiConv".
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.marks.convolution_groups import begin_convolutions, end_convolutions
 from ipu_dynamo.ops.private.node_meta import CUSTOM
 from ipu_dynamo.passes.kit import GraphPass
 
-aten = torch.ops.aten
 _KEY = "ipu_convolution"  # key of node.meta["custom"]
 _CONVOLUTIONS = {
     aten.conv1d.default,

@@ -11,9 +11,9 @@ Source   LAMB and gradient centralisation, whose updates need norms.
 
 from collections.abc import Mapping
 
-import torch
 from torch import fx
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.graph.builder import call_on
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.update.step_graphs import each_step, is_number
@@ -75,7 +75,7 @@ def _assign(step: UpdateStep, plan: UpdatePlan) -> bool:
                 continue
             if node not in copies:
                 with graph.inserting_before(output):
-                    copies[node] = call_on(graph, torch.ops.aten.clone.default, node)
+                    copies[node] = call_on(graph, aten.clone.default, node)
                 step.places[copies[node]] = UpdatePlace(JOINT, step.places[node].round)
             values[index[path]] = copies[node]
     output.args = (values,)

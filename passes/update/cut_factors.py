@@ -11,6 +11,7 @@ from torch import fx
 
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.capture.update.trace_step import HOST, UntraceableUpdate
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.graph.builder import call_on
 from ipu_dynamo.passes.update.step_graphs import (
     all_hold,
@@ -25,7 +26,6 @@ from ipu_dynamo.program.ir.made_names import alone
 from ipu_dynamo.program.ir.traced_update import Counter
 from ipu_dynamo.program.ir.types import TensorType
 
-aten = torch.ops.aten
 EPOCH = alone("update.epoch")  # how many steps have changed the optimiser's kinds of states
 
 

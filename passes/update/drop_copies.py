@@ -6,13 +6,10 @@ Keeps    every result. A copy to another dtype, shape or device stays.
 Source   the copies that functionalisation writes for `copy_`.
 """
 
-import torch
-
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.update.step_graphs import each_step
 from ipu_dynamo.passes.update_levels import UpdateGraphs, UpdateStep
-
-aten = torch.ops.aten
 
 
 def _drop(step: UpdateStep) -> bool:

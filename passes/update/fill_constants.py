@@ -10,6 +10,7 @@ import torch
 
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.capture.update.trace_step import HOST, UntraceableUpdate
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.update.step_graphs import each_step
 from ipu_dynamo.passes.update_levels import UpdateGraphs, UpdateStep
@@ -28,7 +29,7 @@ def _fill(step: UpdateStep) -> bool:
         with graph.inserting_before(node):
             value = tensor.flatten()[0].item()
             full = graph.call_function(
-                torch.ops.aten.full.default, (list(tensor.shape), value), {"dtype": tensor.dtype}
+                aten.full.default, (list(tensor.shape), value), {"dtype": tensor.dtype}
             )
         full.meta = dict(node.meta)
         if "val" not in full.meta:

@@ -6,11 +6,10 @@ Keeps    what every result is. Views stay views: copies of them would take time.
 Source   torch.func.functionalize.
 """
 
-import torch
-
 from ipu_dynamo.capture.private.update_symbols import recording, without_writes
 from ipu_dynamo.capture.update.record_update import RecordedUpdate
 from ipu_dynamo.capture.update.trace_step import RecordedStep, explained
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.update.step_graphs import each_step
@@ -25,7 +24,7 @@ def _remove(step: RecordedStep) -> bool:
         except Exception as error:
             raise explained(error, step.world) from error
     graph = step.graph.graph
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+    for node in graph.find_nodes(op="call_function", target=aten.copy_.default):
         node.replace_all_uses_with(node.args[1])  # the last writes, to the inputs
         graph.erase_node(node)
     return True

@@ -9,11 +9,10 @@ from torch import Tensor, fx
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.capture.update.record_update import RecordedUpdate
 from ipu_dynamo.capture.update.trace_step import HOST, UntraceableUpdate
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.private.graphs import OpOverload, schema_of
 from ipu_dynamo.passes.graph.builder import call_on
 from ipu_dynamo.passes.update_levels import UpdateGraphs, UpdateStep
-
-aten = torch.ops.aten
 
 
 def each_step(update: RecordedUpdate | UpdateGraphs, rewrite: Callable[[Any], bool]) -> bool:

@@ -27,11 +27,11 @@ from ipu_dynamo.capture.update.trace_step import (
 )
 from ipu_dynamo.capture.update.world import Leaf
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.update_levels import UpdateGraphs, UpdateStep
 from ipu_dynamo.program import graph_outputs
 
-aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
 
 

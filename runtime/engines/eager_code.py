@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.bodies import bodies_of
 from ipu_dynamo.ops.control_flow import bound
 from ipu_dynamo.ops.graph_queries import is_new
@@ -26,7 +27,6 @@ from ipu_dynamo.ops.private.graphs import implementation
 from ipu_dynamo.runtime.engines.layouts import with_layout
 from ipu_dynamo.runtime.engines.stage import Stage
 
-aten = torch.ops.aten
 _PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
 _NONE: Mapping[str, Stage] = {}
 _SOURCE = "__source__"  # name of the lines of the code, among its global names

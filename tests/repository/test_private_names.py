@@ -57,6 +57,12 @@ def test_so_are_private_attributes_and_agreements_by_string(source, look):
     assert wrong(ROOT / source, look=look) == []
 
 
+@pytest.mark.parametrize("source", SOURCES)
+def test_operators_of_pytorch_are_named_so_that_they_may_be_missing(source):
+    found = wrong(ROOT / source, lambda name: name.startswith("torch.ops.aten"))
+    assert [line for line in found if not line.startswith("ipu_dynamo/ops/aten.py:")] == []
+
+
 def test_private_names_of_keras_are_in_a_folder_of_their_own():
     keras = ROOT / "ipu_dynamo" / "keras"
     assert wrong(keras, lambda name: name.startswith("keras.src")) == []

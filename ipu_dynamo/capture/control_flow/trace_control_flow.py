@@ -17,11 +17,11 @@ from ipu_dynamo.capture.private.subgraphs import example, quote_body, trace_body
 from ipu_dynamo.capture.private.tracing import fake_mode_of, flatten, graph_being_traced, pytree
 from ipu_dynamo.capture.scopes import SCOPE
 from ipu_dynamo.errors import CompileError, called_from
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.control_flow import FLOW, control_flow_op, register_flow
 from ipu_dynamo.ops.graph_queries import owner, written_arguments
 from ipu_dynamo.program import TensorType
 
-aten = torch.ops.aten
 Kind = Literal["loop", "while_loop", "branch"]
 Lowered = Callable[[Sequence[Tensor]], list[Tensor]]
 NO_GRADIENT = "a while_loop has no gradient, because nobody knows how often it will run"

@@ -17,10 +17,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ipu_dynamo.errors import CompileError, called_from
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.marks.markers import identity_loss
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
-
-aten = torch.ops.aten
 
 
 class CheckedLosses(TorchFunctionMode):

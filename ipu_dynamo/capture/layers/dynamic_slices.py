@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from ipu_dynamo.capture.private.tracing import constant_value, is_fake, node_of, tracer_here
 from ipu_dynamo.errors import CompileError, called_from, source_line
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.control_flow import FLOW
 from ipu_dynamo.ops.graph_queries import (
     is_view_operator,
@@ -30,7 +31,6 @@ from ipu_dynamo.ops.graph_queries import (
     written_arguments,
 )
 
-aten = torch.ops.aten
 Window = Callable[[Tensor, int, Tensor, int, int], Tensor]
 WINDOW = "ipu.window"  # key of node.meta: a copy that stands for a view
 _WIDE = (torch.int32, torch.int64)  # smaller ones overflow within the length of a tensor

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from ipu_dynamo.capture.private.tracing import pack_padded_sequence, pad_packed_sequence
 from ipu_dynamo.errors import CompileError, called_from
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.private.graphs import pytree
 
-aten = torch.ops.aten
 _HARMLESS = {  # they say nothing of rows
     torch.Tensor.dim,
     *(getattr(torch.Tensor, name).__get__ for name in ("device", "dtype", "is_cuda", "ndim")),

@@ -19,16 +19,16 @@ from torch.overrides import TorchFunctionMode
 
 import ipu_dynamo.ops.recurrent.pairs  # noqa: F401  registers operators
 from ipu_dynamo.capture.layers.packed_sequences import PackedSequences
+from ipu_dynamo.ops.aten import aten
 
-aten = torch.ops.aten
 _PADDED = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional")
 _PACKED = ("data", "batch_sizes", *_PADDED[1:])
 _KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _LAYERS: dict[Callable[..., Any], str] = {
     function: kind
     for kind in _KINDS
-    for packet in [getattr(aten, kind)]
-    for function in (getattr(torch, kind), packet, packet.input, packet.data)
+    for overloads in [getattr(aten, kind)]
+    for function in (getattr(torch, kind), overloads.packet, overloads.input, overloads.data)
 }
 
 

@@ -33,6 +33,7 @@ from torch.utils._python_dispatch import _disable_current_modes as outside_modes
 
 from ipu_dynamo.capture.private.recording import shortened_recording
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.marks.detached import DetachesMarked, detached_op
 from ipu_dynamo.ops.private.graphs import tracing_here
 from ipu_dynamo.ops.private.replacing import TrueInThisThread, in_this_thread, replaced
@@ -282,7 +283,7 @@ def called_again(
     with disable_proxy_modes_tracing(), torch.no_grad(), DetachesMarked():
         graph = tracer(*tensors)
     for node in graph.graph.find_nodes(op="call_function", target=detached_op):
-        node.target = torch.ops.aten.detach.default
+        node.target = aten.detach.default
     results: Sequence[Tensor] = fx.Interpreter(graph).run(*tensors)
     return results
 

@@ -29,9 +29,9 @@ from ipu_dynamo.capture.private.whole_numbers import SizesOfFunctions, SizesOfOp
 from ipu_dynamo.capture.random_states import random_states
 from ipu_dynamo.capture.update.world import Leaf, World
 from ipu_dynamo.errors import CompileError, IpuError
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.private.locks import compile_lock
 
-aten = torch.ops.aten
 HOST = 'compile_training(..., update="host") runs its step in Python, after the program'
 
 

@@ -18,6 +18,7 @@ from ipu_dynamo.capture.private.tracing import outside_function_modes, outside_m
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.keras.private.stateless_names import backend_core, backend_random, draw_seed
 from ipu_dynamo.keras.step.gamma_draws import UNIFORMS, gamma_numbers
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.library.keyed_random import (
     keyed_bernoulli,
     keyed_normal,
@@ -167,7 +168,7 @@ def _constant(original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with outside_modes(), outside_function_modes(), torch.no_grad():
             drawn = original(*args, **kwargs)
         # a copy, which says that this tensor is meant to be a constant
-        return torch.ops.aten.lift_fresh_copy(drawn)
+        return aten.lift_fresh_copy(drawn)
     raise CompileError(
         "a random function of keras.random has a number as seed, and depends on a tensor",
         hint="give it a keras.random.SeedGenerator",

@@ -17,6 +17,7 @@ from ipu_dynamo.keras.private.stateless_names import is_layer, traceback_utils
 from ipu_dynamo.keras.step.conditions import conditions_merged
 from ipu_dynamo.keras.step.draws import GeneratorOfModel, draws_keyed
 from ipu_dynamo.keras.step.value_free_operators import operators_value_free
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 
 
@@ -90,7 +91,7 @@ class Constants(TorchFunctionMode):
         self._read[id(value)] = value
         if value.dim() or type(value) is torch.nn.Parameter:
             return value
-        return torch.ops.aten.lift_fresh_copy(value)
+        return aten.lift_fresh_copy(value)
 
 
 def _equal(value: Any, known: Any) -> bool:

@@ -11,6 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ipu_dynamo.ops.aten import aten
+
 Reduction = Literal["none", "mean", "sum"]
 Lengths = Tensor | int | Sequence[int]
 
@@ -21,7 +23,6 @@ _ARGUMENTS = (
 )
 _library.define(f"ctc_loss({_ARGUMENTS}) -> Tensor")
 _library.define(f"ctc_loss_backward(Tensor gradient, {_ARGUMENTS}) -> Tensor")
-aten = torch.ops.aten
 
 
 def _forward(

@@ -13,6 +13,8 @@ import torch._inductor
 from torch._decomp import decomposition_table
 from torch._decomp.decompositions import upsample_compute_output_size
 
+from ipu_dynamo.ops.aten import MissingOperator
+
 if torch.__version__.split(".")[:2] not in (["2", "13"], ["2", "14"]):
     raise ImportError(
         f"ipu_dynamo calls private operators of PyTorch 2.13 and 2.14, and this is "
@@ -26,9 +28,13 @@ NormBase = torch.nn.modules.batchnorm._NormBase  # of all batch and instance nor
 
 
 def set_kernel(
-    operator: torch._ops.OpOverload, key: torch._C.DispatchKey, kernel: Callable[..., Any] | None
+    operator: torch._ops.OpOverload | MissingOperator,
+    key: torch._C.DispatchKey,
+    kernel: Callable[..., Any] | None,
 ) -> None:
     """Replace what traces run in place of an operator; None lets them record the operator."""
+    if isinstance(operator, MissingOperator):
+        return
     operator.py_kernels.pop(key, None)
     operator._dispatch_cache.clear()
     if kernel is not None:
@@ -41,13 +47,16 @@ _aten = torch.library.Library("aten", "IMPL")
 
 
 def set_decomposition(
-    operator: torch._ops.OpOverload, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    operator: torch._ops.OpOverload | MissingOperator,
+    make: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> None:
     """Replace what tells an operator's shapes, and what compilers write for it.
 
     Args:
         make: of the decomposition that there is, the one to be.
     """
+    if isinstance(operator, MissingOperator):
+        return
     decomposition = make(decomposition_table[operator])
     decomposition_table[operator] = decomposition
     set_kernel(operator, torch._C.DispatchKey.Meta, decomposition)  # for Python's dispatcher

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.recurrent.define import define, empty_gradients
 
-aten = torch.ops.aten
 _LSTM = 2  # among oneDNN's kinds of layers
 _LAYER = "Tensor x, Tensor h, Tensor c, Tensor wi, Tensor wh, Tensor? bi, Tensor? bh, bool reverse"
 

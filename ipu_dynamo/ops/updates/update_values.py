@@ -6,7 +6,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, fx
 
-aten = torch.ops.aten
+from ipu_dynamo.ops.aten import aten
+
 Call = Callable[..., Any]  # an operator and its arguments -> its result
 
 

@@ -11,9 +11,9 @@ Source   PopTorch user guide, "poptorch.serializedMatMul": weights are updated p
 
 from dataclasses import dataclass
 
-import torch
 from torch import fx
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.serialized_loss import serialized_loss_backward_
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.graph.gradient_sums import (
@@ -27,8 +27,6 @@ from ipu_dynamo.passes.graph.gradient_sums import (
 from ipu_dynamo.passes.host.functions.rewrite_functions import rewrite_functions
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import Decision, HostProgram
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)

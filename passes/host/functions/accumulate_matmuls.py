@@ -13,10 +13,10 @@ Source   the `beta` of BLAS's `gemm`, which adds to a matrix what it computes.
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import fx
 
 from ipu_dynamo.ops.accumulate import accumulate_matmul
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.graph.gradient_sums import (
@@ -33,8 +33,6 @@ from ipu_dynamo.passes.graph.gradient_sums import (
 from ipu_dynamo.passes.host.functions.rewrite_functions import rewrite_functions
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import Decision, HostProgram
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,11 @@ Keeps    what both hold afterwards. The compiler stores results over its inputs:
 Source   the updates of torch.optim, which are in place.
 """
 
-import torch
 from torch import fx
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import Function, graph_outputs, make_function
-
-aten = torch.ops.aten
 
 
 def _writing(function: Function, *, keep_weight: bool) -> Function:

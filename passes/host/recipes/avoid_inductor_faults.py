@@ -24,6 +24,7 @@ import torch
 from torch import fx
 
 from ipu_dynamo.errors import source_line
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import is_view_operator, only_looks
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass, Rewritten
@@ -31,7 +32,6 @@ from ipu_dynamo.program import Decision, HostProgram
 from ipu_dynamo.program.recipe import Recipe
 
 log = logging.getLogger(__name__)
-aten = torch.ops.aten
 _SCATTERS: dict[object, int] = {  # operator -> position of the values that it writes
     aten.index_add.default: 3,
     aten.index_copy.default: 3,

@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-import torch
 from torch import fx
 
 from ipu_dynamo.ops import onednn
 from ipu_dynamo.ops.accumulate import accumulate_matmul
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass, Rewritten
 from ipu_dynamo.program import Decision, Function, HostProgram, make_function
 from ipu_dynamo.program.recipe import Packed, Recipe
@@ -31,7 +31,6 @@ from ipu_dynamo.tune.matmul_choice import (
 from ipu_dynamo.tune.matmul_classes import MatmulClass, class_of, factors
 from ipu_dynamo.tune.matmul_times import Way
 
-aten = torch.ops.aten
 _ACTIVATIONS = {"none": "gelu", "tanh": "gelu_tanh"}  # by approximation
 _RESHAPES = {aten.view.default, aten._unsafe_view.default}
 

@@ -5,16 +5,20 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import fx
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import is_view_operator
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.tune.matmul_classes import MATMULS
 
-aten = torch.ops.aten
 # Elementwise operators of whose arguments every value counts. `sign`, `clamp`, `maximum` or a mask
 # hide some: a trial could not tell whether a state was read once more behind its new value.
 _COUNTING = {
-    aten.add, aten.addcdiv, aten.addcmul, aten.div, aten.exp, aten.lerp, aten.mul, aten.neg,
-    aten.pow, aten.reciprocal, aten.rsqrt, aten.rsub, aten.sqrt, aten.square, aten.sub, aten.tanh,
+    overloads.packet
+    for overloads in (
+        aten.add, aten.addcdiv, aten.addcmul, aten.div, aten.exp, aten.lerp, aten.mul, aten.neg,
+        aten.pow, aten.reciprocal, aten.rsqrt, aten.rsub, aten.sqrt, aten.square, aten.sub,
+        aten.tanh,
+    )
 }  # fmt: skip
 _ROUNDING = {aten.div.Tensor_mode, aten.div.Scalar_mode}
 

@@ -8,17 +8,16 @@ Source   Inductor calls libraries for matmuls; compiling such a call takes secon
 
 from dataclasses import replace
 
-import torch
 from torch import fx
 
 from ipu_dynamo.ops import onednn
 from ipu_dynamo.ops.accumulate import accumulate_matmul, accumulate_rows
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import only_looks
 from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass, Rewritten
 from ipu_dynamo.program import Decision, HostProgram
 from ipu_dynamo.program.recipe import Recipe
 
-aten = torch.ops.aten
 _MATMULS = {
     aten.addmm.default,
     aten.baddbmm.default,

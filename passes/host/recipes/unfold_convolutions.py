@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass, Rewritten
 from ipu_dynamo.passes.host.recipes.write_operators import written
 from ipu_dynamo.program import Decision, Function, HostProgram, make_function
@@ -35,7 +36,6 @@ from ipu_dynamo.tune.costs import (
 from ipu_dynamo.tune.figures import Figures
 from ipu_dynamo.tune.matmul_choice import MatmulChoice, matmul_choice
 
-aten = torch.ops.aten
 _PLAIN = ([1, 1], False, [0, 0], 1)  # dilation, transposed, padding of the output, groups
 Times = Callable[[ConvolutionShape], Mapping[str, float] | None]
 

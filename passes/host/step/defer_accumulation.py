@@ -16,6 +16,7 @@ from torch import fx
 
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.accumulate import accumulate_matmul, accumulate_rows
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.ops.operator_costs import BYTES_PER_SECOND
 from ipu_dynamo.passes.kit import Pass
@@ -37,8 +38,6 @@ from ipu_dynamo.program.schedule.planning import draws
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import stage_passes
 from ipu_dynamo.tune.costs import PASSES_OF_ADDING, SHARE_OF_ADDING, WORTH_DEFERRING
-
-aten = torch.ops.aten
 
 
 def why_not_deferred(program: Program) -> str | None:

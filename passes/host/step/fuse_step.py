@@ -16,6 +16,7 @@ from torch import fx
 
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.accumulate import accumulate_matmul
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import owner, writes
 from ipu_dynamo.passes.graph.builder import call_on
 from ipu_dynamo.passes.host.step.fuse_updates import (
@@ -48,7 +49,6 @@ from ipu_dynamo.program.ir.update_rules import SGD, Adam, Traced
 from ipu_dynamo.program.schedule.estimated_times import on_cpu
 from ipu_dynamo.program.schedule.sections import sections
 
-aten = torch.ops.aten
 _RULES = (SGD, Adam, Traced)  # a step with another one keeps the bits of its kernel
 
 

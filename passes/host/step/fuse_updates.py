@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import owner
 from ipu_dynamo.ops.updates.update_operators import DECOMPOSITIONS
 from ipu_dynamo.passes.graph.builder import call_on
@@ -35,7 +36,6 @@ from ipu_dynamo.program import (
 from ipu_dynamo.program.fused import Zeros
 from ipu_dynamo.program.ir.rule_function import NUMBER, function_at
 
-aten = torch.ops.aten
 Values = dict[str, fx.Node]
 Group = tuple[int, str]  # the number of an update group, and the name of a hyperparameter
 

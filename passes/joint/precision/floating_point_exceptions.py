@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import UNFILLED, is_view
 from ipu_dynamo.ops.precision.float_check import Kind, check
 from ipu_dynamo.ops.private.graphs import OpOverload, pytree
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.kit import GraphPass
 
-aten = torch.ops.aten
 _DIVISIONS: dict[object, Kind] = {
     aten.div.Tensor: "division",
     aten.div.Tensor_mode: "division",

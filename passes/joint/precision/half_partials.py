@@ -20,12 +20,11 @@ import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Joint
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.precision import half_partial_sums as ops
 from ipu_dynamo.passes.graph.builder import become, call, keep_group
 from ipu_dynamo.passes.joint.schedule_convolution_groups import PARTIALS
 from ipu_dynamo.passes.kit import GraphPass
-
-aten = torch.ops.aten
 
 
 class HalfPartials(GraphPass):

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.kit import GraphPass
 
-aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
 _ROUNDING = frozenset(
     {

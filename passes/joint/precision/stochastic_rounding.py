@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import Joint
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import UNFILLED, is_view
 from ipu_dynamo.ops.precision.stochastic_rounding import round_stochastically_op
 from ipu_dynamo.ops.private.graphs import OpOverload
@@ -36,7 +37,6 @@ from ipu_dynamo.passes.joint.random_numbers.counter_distributions import Drawing
 from ipu_dynamo.passes.joint.random_numbers.counter_random import key_input
 from ipu_dynamo.passes.kit import GraphPass
 
-aten = torch.ops.aten
 _FIRST_STREAM = 1 << 20  # apart from the random operators of the model
 _COPIES = frozenset(  # give elements that they were given, perhaps with another sign
     {

@@ -10,14 +10,13 @@ Source   a product of two halves is exact in float32. PyTorch 2.13 multiplies ha
          tenth of the speed of float32, in the shapes of the backward pass at a thirtieth.
 """
 
-import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Joint
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.graph.upcast import InFloat, is_half
 from ipu_dynamo.passes.kit import GraphPass
 
-aten = torch.ops.aten
 PRODUCTS = frozenset(
     {
         aten.addbmm.default,

@@ -23,14 +23,13 @@ Keeps    stages and source lines; results, but for what the rounded mean has cos
 Source   PopTorch user guide, "poptorch.Options.enableStableNorm".
 """
 
-import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.graph.upcast import InFloat, is_half
 from ipu_dynamo.passes.kit import GraphPass
 
-aten = torch.ops.aten
 _FORWARD = frozenset(
     {
         aten._native_batch_norm_legit_functional.default,

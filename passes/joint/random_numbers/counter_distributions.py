@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.key_mixing import MULTIPLIERS, SHIFTS, signed
 from ipu_dynamo.passes.graph.builder import call
-
-aten = torch.ops.aten
 
 _DIGITS = {torch.float16: 11, torch.bfloat16: 8}  # of a fraction; float32 has 24
 _NUMBER_STEPS = (0x9E3779B9, 0x85EBCA6B)  # apart the operators of one graph

@@ -36,6 +36,7 @@ from torch import fx
 from ipu_dynamo.capture.capture import RANDOM_KEY, Joint, Placeholder
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.bodies import Body, bodies_of
 from ipu_dynamo.ops.control_flow import branch_op, loop_op, rename
 from ipu_dynamo.ops.private.graphs import OpOverload, module_of, schema_of
@@ -49,8 +50,6 @@ from ipu_dynamo.passes.joint.random_numbers.counter_distributions import (
 from ipu_dynamo.passes.joint.random_numbers.random_operators import DRAW
 from ipu_dynamo.passes.kit import GraphPass
 from ipu_dynamo.program.ir.function import body_of
-
-aten = torch.ops.aten
 
 
 def plan(graph: fx.Graph) -> tuple[fx.Node, ...]:

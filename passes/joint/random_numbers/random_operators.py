@@ -9,9 +9,8 @@ import torch
 from torch import fx
 
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import Drawing
-
-aten = torch.ops.aten
 
 
 def _dropout(d: Drawing) -> tuple[fx.Node, ...]:

@@ -12,13 +12,13 @@ from torch import Tensor, fx, nn
 from ipu_dynamo.capture.private.aot import export_joint
 from ipu_dynamo.capture.private.tracing import fake_mode, outside_modes
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.bodies import Body
 from ipu_dynamo.ops.control_flow import hold_bodies
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.traced.control_flow.body_gradient import read_joint
 from ipu_dynamo.program.ir.function import body_of
 
-aten = torch.ops.aten
 _MOST_NUMBERS = 32  # different ones, in a constant that a body computes
 Run = Callable[..., Sequence[Tensor]]
 

@@ -11,17 +11,16 @@ Source   PopTorch user guide, "Creating custom losses"; 3.4 recognises these tor
 
 import warnings
 
-import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.errors import CompileError, source_line
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import written_arguments
 from ipu_dynamo.ops.marks.markers import identity_loss_op
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.traced.loss.results_past_the_loss import past_the_loss
 
-aten = torch.ops.aten
 LOSSES = frozenset(
     {
         identity_loss_op,

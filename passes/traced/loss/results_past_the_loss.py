@@ -7,13 +7,12 @@ the second term of a sum. That is how old programs train; whoever writes a new o
 Source   PopTorch user guide, "Creating custom losses".
 """
 
-import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import Traced
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import is_view
 
-aten = torch.ops.aten
 _SAME_NUMBERS = frozenset({aten.clone.default, aten.detach.default, aten._to_copy.default})
 
 

@@ -9,13 +9,10 @@ Keeps    the graph's other operators. A loss that is a number stays.
 Source   PopTorch user guide, "poptorch.identity_loss", with the reduction "none".
 """
 
-import torch
-
 from ipu_dynamo.capture.capture import Traced
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.kit import GraphPass
-
-aten = torch.ops.aten
 
 
 class SumLoss(GraphPass):

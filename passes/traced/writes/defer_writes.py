@@ -19,12 +19,11 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.ops.marks.step_end import accumulation_weight_op, write_at_step_end_op
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.kit import GraphPass
-
-aten = torch.ops.aten
 
 
 class DeferWrites(GraphPass):

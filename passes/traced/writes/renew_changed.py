@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import writes, written_arguments
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.graph.builder import evaluate
@@ -70,7 +71,7 @@ class RenewingInterpreter(FlowInterpreter):
         """What looks at the memory in another way, which autograd follows, in place of the view."""
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         name = str(node.target).split(".")[1].removesuffix("_")
-        view = getattr(torch.ops.aten, name)
+        view = getattr(aten, name)
         (written,) = written_arguments(node)
         self._unturned.setdefault(written, self.env[written])
         self.env[written] = view(*args, **kwargs)

@@ -22,11 +22,11 @@ import torch
 from torch import fx
 
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.kit import GraphPass
 from ipu_dynamo.passes.levels import Level
 
-aten = torch.ops.aten
 _WRITES = (aten.index_put_.default, aten.index_put.default)
 _MASKS = (torch.bool, torch.uint8)
 

@@ -13,6 +13,7 @@ import torch
 from torch._inductor import config, dtype_propagation, sizevars, utils
 from torch._inductor.codegen import common
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 from ipu_dynamo.runtime.engines.private.vector_instructions import vector_sets_known
 
@@ -120,7 +121,7 @@ def attention_patterns_on_demand() -> Iterator[None]:
 
     def joint_graph_passes(graph: torch.fx.GraphModule, *arguments: Any, **named: Any) -> Any:
         if config.joint_custom_pre_pass or graph.graph.find_nodes(
-            op="call_function", target=torch.ops.aten.bmm.default
+            op="call_function", target=aten.bmm.default
         ):
             return run(graph, *arguments, **named)
         left_out = []

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ipu_dynamo.ops import onednn
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.runtime.engines.kernel_source import ENTRY
 from ipu_dynamo.runtime.engines.private.promised_kernels import Promise, origin_of
 from ipu_dynamo.runtime.engines.replay.recorded import (
@@ -24,7 +25,6 @@ from ipu_dynamo.runtime.engines.replay.recorded import (
 )
 from ipu_dynamo.runtime.engines.stage import Stage
 
-aten = torch.ops.aten
 _ALLOCATES = {
     aten.empty.memory_format,
     aten.empty_strided.default,

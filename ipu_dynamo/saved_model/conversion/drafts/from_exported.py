@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.saved_model.conversion.drafts.copied_constants import CONSTANT
 from ipu_dynamo.saved_model.conversion.drafts.draft import Draft
@@ -21,7 +22,7 @@ from ipu_dynamo.saved_model.exported.program_interface import user_inputs
 from ipu_dynamo.saved_model.signature import Signature
 
 # what a program's own types say already, and a conversion changes
-_TYPE_CHECKS = (torch.ops.aten._assert_tensor_metadata.default,)
+_TYPE_CHECKS = (aten._assert_tensor_metadata.default,)
 
 
 def from_exported(signature: Signature) -> Draft:

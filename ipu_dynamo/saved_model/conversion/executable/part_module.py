@@ -6,13 +6,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.traceback import preserve_node_meta
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.marks.markers import begin_block
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.saved_model.conversion.drafts.node_groups import name_of, set_name
 from ipu_dynamo.saved_model.conversion.executable.compiled_part import CompiledPart
 from ipu_dynamo.saved_model.conversion.partitions.mark_blocks import mark_blocks
-
-aten = torch.ops.aten
 
 
 def block_of_stage(stage: int) -> str:

@@ -9,9 +9,9 @@ Source   IPU TensorFlow Addons, "IPU SavedModel CLI": manual_sharding.
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, fx
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.marks.markers import begin_block
 from ipu_dynamo.saved_model.conversion.drafts.node_groups import name_of
 
@@ -48,7 +48,7 @@ def mark_blocks(graph: fx.Graph, ipus: Mapping[str, int]) -> None:
         readers = [user for user in node.users if places.get(user, places[node]) != places[node]]
         if readers and isinstance(node.meta["val"], Tensor):
             with graph.inserting_after(node):
-                copy = graph.call_function(torch.ops.aten.clone.default, (node,))
+                copy = graph.call_function(aten.clone.default, (node,))
             copy.meta = dict(node.meta)
             for reader in readers:
                 reader.replace_input_with(node, copy)

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate, map_arg
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.private.graphs import FakeTensorMode, OpOverload, schema_of
 from ipu_dynamo.saved_model.conversion.drafts.node_groups import NodeGroup, name_of
-from ipu_dynamo.saved_model.conversion.passes.edit import aten, insert_call, with_dtype
+from ipu_dynamo.saved_model.conversion.passes.edit import insert_call, with_dtype
 from ipu_dynamo.saved_model.exported.node_names import operator_name
 
 # Whose numbers are values of the result's type and no factors: beyond its range they are the limit.

@@ -10,8 +10,6 @@ from torch import Tensor, fx
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.saved_model.conversion.drafts.node_groups import NodeGroup, set_name
 
-aten = torch.ops.aten
-
 
 def insert_call(
     graph: fx.Graph,

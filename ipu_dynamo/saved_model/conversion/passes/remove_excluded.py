@@ -13,13 +13,12 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.saved_model.conversion.drafts.draft import HOST, Draft
 from ipu_dynamo.saved_model.conversion.drafts.node_groups import KIND, name_of, owners, set_name
 from ipu_dynamo.saved_model.conversion.partitions.partition_order import check_head
 from ipu_dynamo.saved_model.conversion.passes.edit import drop_unread, insert_call
 from ipu_dynamo.saved_model.exported.node_names import Kind, is_result_of_tuple
-
-aten = torch.ops.aten
 
 
 def plan(draft: Draft) -> Mapping[str, fx.Node]:

@@ -13,10 +13,10 @@ from typing import ClassVar
 
 from torch import fx
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.saved_model.conversion.drafts.draft import Draft
 from ipu_dynamo.saved_model.conversion.drafts.node_groups import NodeGroup, owners
 from ipu_dynamo.saved_model.conversion.passes.edit import (
-    aten,
     drop_unread,
     external_inputs,
     insert_call,

@@ -9,9 +9,9 @@ Source   torch.export keeps `inplace=True` of modules as it is written.
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import fx
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.private.graphs import OpOverload, schema_of
 from ipu_dynamo.passes.graph.builder import evaluate
 from ipu_dynamo.saved_model.conversion.drafts.draft import Draft
@@ -65,7 +65,7 @@ def _functional(target: OpOverload) -> OpOverload | None:
     packet, _, overload = rest.partition(".")
     if namespace != "aten" or not packet.endswith("_") or packet.endswith("__"):
         return None
-    found: Any = getattr(getattr(torch.ops.aten, packet[:-1], None), overload, None)
+    found: Any = getattr(getattr(aten, packet[:-1], None), overload, None)
     return found if isinstance(found, OpOverload) and not schema_of(found).is_mutable else None
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.saved_model.conversion.drafts.copied_constants import is_copied
 from ipu_dynamo.saved_model.conversion.drafts.fixed_program import FixedProgram
 from ipu_dynamo.saved_model.conversion.drafts.node_groups import NodeGroup, name_of
@@ -18,7 +19,7 @@ from ipu_dynamo.saved_model.conversion.pipelines.cost_constants import CYCLES_PE
 from ipu_dynamo.saved_model.conversion.pipelines.estimate_costs import tensor_bytes
 from ipu_dynamo.saved_model.conversion.pipelines.work_list import WorkNode
 
-_IDENTITIES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
+_IDENTITIES = (aten.alias.default, aten.detach.default)
 
 
 @dataclass(frozen=True, slots=True)
