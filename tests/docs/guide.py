@@ -22,6 +22,7 @@ from poptorch.options import OptionEffect, table
 from tests.docs.arguments import arguments_table
 from tests.docs.config_fields import fields_table
 from tests.docs.keras_keywords import keywords_table
+from tests.repository.private_names import page_table
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs"
 PAGES = sorted(FOLDER.glob("*.md"))
@@ -36,6 +37,9 @@ _ARGUMENTS = re.compile(
     r"(<!-- arguments: (?P<name>\w+) -->\n).*?(<!-- end of arguments -->\n)", re.DOTALL
 )
 _KEYWORDS = re.compile(r"(<!-- keywords of Keras -->\n).*?(<!-- end of keywords -->\n)", re.DOTALL)
+_NAMES = re.compile(
+    r"(<!-- (private names|agreements|kept attributes) -->\n).*?(<!-- end of \2 -->\n)", re.DOTALL
+)
 _FIELDS = re.compile(r"(<!-- fields of an IPUConfig -->\n).*?(<!-- end of fields -->\n)", re.DOTALL)
 
 
@@ -67,6 +71,7 @@ def refreshed(text: str, name: str, folder: Path) -> str:
     text = _PROGRAM.sub(with_output, text)
     text = _TABLE.sub(lambda match: match[1] + options_table(match["which"]) + match[3], text)
     text = _KEYWORDS.sub(lambda match: match[1] + keywords_table() + match[2], text)
+    text = _NAMES.sub(lambda match: match[1] + page_table(match[2]) + match[3], text)
     text = _FIELDS.sub(lambda match: match[1] + fields_table() + match[2], text)
     return _ARGUMENTS.sub(lambda match: match[1] + arguments_table(match["name"]) + match[3], text)
 

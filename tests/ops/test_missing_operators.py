@@ -3,12 +3,14 @@
 import ast
 import subprocess
 import sys
+from operator import attrgetter
 
 import pytest
 import torch
 
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.aten import MissingOperator, aten
+from ipu_dynamo.passes.micro_batch.batch_table import LINEAR, RULES
 from tests.repository.private_names import ROOT, SOURCES, dotted, files
 
 IMPORT = """
@@ -69,6 +71,15 @@ def test_tables_are_imported_without_their_operators():
     command = [sys.executable, "-c", IMPORT, " ".join(found), " ".join(hidden)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_this_pytorch_lacks_no_operator_that_sources_name():
+    trees = [ast.parse(f.read_text()) for source in SOURCES for f in files(ROOT / source)]
+    named = {dotted(node) for tree in trees for node in ast.walk(tree) if is_operator(node)}
+    operators = {name: attrgetter(name.removeprefix("aten."))(aten) for name in sorted(named)}
+    operators |= {f"batch table: {operator}": operator for operator in (*RULES, *LINEAR)}
+    assert len(operators) > 500
+    assert [name for name, found in operators.items() if isinstance(found, MissingOperator)] == []
 
 
 def test_operators_are_those_of_pytorch():

@@ -4,6 +4,7 @@ import-linter sees imports only: no attributes, and no strings.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -45,6 +46,8 @@ KEPT = {
     "_values": "of `poptorch.Options`",
     "_version": "PyTorch's notes on autograd describe it",
 }
+# attributes of others that are called as some of PyTorch's
+_OTHERS = ("_name", "_next", "_values")
 # keys of node.meta that PyTorch documents
 DOCUMENTED = {"stack_trace", "val"}
 
@@ -144,6 +147,54 @@ def words() -> dict[str, str]:
     """What the sources call each agreement by string, and the string."""
     public = {name: word for name, word in vars(node_meta).items() if name.isupper()}
     return {name: word for name, word in public.items() if isinstance(word, str)}
+
+
+def page_table(section: str) -> str:
+    """A table of docs/new_pytorch.md."""
+    if section == "private names":
+        modules = (file for source in SOURCES for file in files(ROOT / source))
+        rows = [_row(file) for file in modules if "private" in file.parts]
+        return _table(("Module", "What it does", "Names"), [row for row in rows if row[-1]])
+    if section == "agreements":
+        lines = Path(node_meta.__file__).read_text().splitlines()
+        noted = {line.split(" = ")[0]: line.partition("  # ")[2] for line in lines}
+        rows = [(f"`{name}`", f"`{word}`", noted[name]) for name, word in words().items()]
+        return _table(("Name", "String", "What it says"), rows)
+    return _table(
+        ("Attribute", "Reason"),
+        [(f"`{name}`", reason) for name, reason in sorted(KEPT.items()) if name not in _OTHERS],
+    )
+
+
+def _row(file: Path) -> tuple[str, str, str]:
+    source = file.read_text()
+    first = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+    found = {name for _, name in names(source) if is_private(name)}
+    whole = {name for name in found if not any(other.startswith(f"{name}.") for other in found)}
+    parts = {part for name in whole for part in name.split(".")}
+    words = set() if "keras" in file.parts else _hidden_words(source) - parts
+    listed = ", ".join(f"`{name}`" for name in sorted(whole | words))
+    return f"`{file.relative_to(ROOT)}`", first, listed
+
+
+def _hidden_words(source: str) -> set[str]:
+    """Private attributes that a module reads of others, by the dot or by their names in strings."""
+    tree = ast.parse(source)
+    read = {text for _, text in strings(tree) if re.fullmatch(r"_[a-z]\w*", text)}
+    own = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            own.add(node.name)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("cls", "self"):
+            own.add(node.attr)
+        elif isinstance(node, ast.Attribute) and not dotted(node).startswith("torch."):
+            read.add(node.attr)
+    return {name for name in read - own - KEPT.keys() if _hidden(name)}
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "".join(["\n", *(f"| {' | '.join(cells)} |\n" for cells in lines), "\n"])
 
 
 def _keys_of_meta(node: ast.AST) -> list[ast.expr]:

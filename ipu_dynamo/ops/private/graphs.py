@@ -1,4 +1,4 @@
-"""Hold every use that program makes of PyTorch's private names. Checked on PyTorch 2.13.0."""
+"""Reach PyTorch's private names of graphs and operators. Checked on PyTorch 2.13.0."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -13,16 +13,14 @@ TAG = "partitioner_tag"  # partitioners look for the direction there
 TORCH_FN = "torch_fn"  # the function of PyTorch that the operator comes from
 
 # Values at TAG
-FORWARD_TAG = "is_forward"
-BACKWARD_TAG = "is_backward"
-ONLY_BACKWARD_TAG = "must_be_in_backward"
+FORWARD_TAG = "is_forward"  # a value of the forward pass
+BACKWARD_TAG = "is_backward"  # a value of the backward pass
+ONLY_BACKWARD_TAG = "must_be_in_backward"  # partitioners keep the value out of forward
 
-# Autograd writes it after the source line of a sum of gradients
-GRADIENT_SUM = "Gradient addition node"
-
-# AOTAutograd's names of inputs of a joint graph, and of gradients of results, begin with these
-INPUTS = "primals_"
-TANGENTS = "tangents_"
+# Other words
+GRADIENT_SUM = "Gradient addition node"  # after the source line of a sum of gradients
+INPUTS = "primals_"  # AOTAutograd's names of the inputs of a joint graph begin so
+TANGENTS = "tangents_"  # its names of the gradients of results begin so
 
 # Keys of node.meta that say nothing of what is computed, or say it once more
 NOTES = frozenset(
