@@ -144,7 +144,7 @@ def agreements(source: str) -> Iterator[tuple[int, str]]:
 
 
 def words() -> dict[str, str]:
-    """What the sources call each agreement by string, and the string."""
+    """The constants of `node_meta.py`, by name."""
     public = {name: word for name, word in vars(node_meta).items() if name.isupper()}
     return {name: word for name, word in public.items() if isinstance(word, str)}
 

@@ -14,6 +14,6 @@ def has_gradient_hooks(tensor: Tensor | None) -> bool:
 
 
 def step_hooks(optimizer: Optimizer) -> Iterator[Any]:
-    """What runs before and after a step of an optimiser, which may lack its base's attributes."""
+    """Yield the hooks of an optimiser's step. It may lack the attributes of its base class."""
     for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         yield from (getattr(optimizer, name, None) or {}).values()

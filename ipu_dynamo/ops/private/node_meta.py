@@ -41,5 +41,5 @@ NOTES = frozenset(
 
 
 def direction_tag(backward: bool) -> str:
-    """What partitioners call a direction, at `TAG`."""
+    """Return the value at `TAG` of a direction."""
     return BACKWARD_TAG if backward else FORWARD_TAG
