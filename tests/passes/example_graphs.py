@@ -308,11 +308,11 @@ class ExampleGraph:
             return self.value_of(bare(name))
         if name == "capture":
             return capture_of(self.record())
+        if name in _NAMESPACES:
+            return getattr(torch.ops, name)
         for known in (self.sizes, self.functions, self.names):
             if name in known:
                 return known[name]
-        if name in _NAMESPACES:
-            return getattr(torch.ops, name)
         if name == "torch":
             return torch
         imported = (sys.modules.get(getattr(v, "__module__", "")) for v in self.names.values())
