@@ -1,126 +1,108 @@
 """Fuse a small training step and its update into one pure function: variables in, new ones out.
 
 Before   (%loss) = call @step0(%w, %x, !%w..grad);  update group 0 sgd (%w by %w..grad)
-After    %w', %loss = whole_step0(%w, %x, %lr)
-Keeps    values but for the order of roundings in the update. No accumulator is written, no operator
-         of the update is launched, and until the call ends no variable changes.
+         or (%lr') = factors @factors(%count);  update group 0 traced @piece (%w by %w..grad)
+After    %w', %loss = whole_step0(%w, %x, %lr): the operators of the call, then those of the update
+         on the gradients that they compute. The operator of a rule, such as ipu.sgd, is written as
+         its decomposition
+Keeps    values but for the order of roundings in the update. Values that depend on numbers alone
+         are computed once a step. No accumulator is written, no operator of the update is launched,
+         and until the call ends no variable changes.
 Source   our own; the whole step under one `jit`, as in JAX.
 """
 
+import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.ops.accumulate import accumulate_matmul
 from ipu_dynamo.ops.aten import aten
-from ipu_dynamo.ops.graph_queries import owner, writes
+from ipu_dynamo.ops.graph_queries import owner
+from ipu_dynamo.ops.updates.update_operators import DECOMPOSITIONS
 from ipu_dynamo.passes.graph.builder import call_on
-from ipu_dynamo.passes.host.step.fuse_updates import (
-    UpdateWriter,
+from ipu_dynamo.passes.host.step.fusing_costs import (
+    called_function,
     factors_of,
-    hyperparameters_of,
-    read_by,
-    takes_as_they_are,
-    why_not_traced,
-    written_by,
+    fusing_costs,
+    stores,
+    update_function,
+    why_not_fused,
 )
-from ipu_dynamo.passes.host.step.fusing_costs import fusing_costs
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import (
-    Call,
     Decision,
     Function,
     HostProgram,
     JointUpdate,
+    Plain,
     Program,
-    Receive,
     Send,
+    TensorType,
     Update,
+    UpdateFactors,
     UpdatePart,
     Variable,
+    graph_outputs,
     make_function,
 )
 from ipu_dynamo.program.fused import Fused, Hyperparameters, Zeros, zeros_of
-from ipu_dynamo.program.ir.update_rules import SGD, Adam, Traced
+from ipu_dynamo.program.ir.rule_function import NUMBER, function_at
 from ipu_dynamo.program.schedule.estimated_times import on_cpu
 from ipu_dynamo.program.schedule.sections import sections
 
-_RULES = (SGD, Adam, Traced)  # a step with another one keeps the bits of its kernel
+Values = dict[str, fx.Node]
+Group = tuple[int, str]  # the number of an update group, and the name of a hyperparameter
 
 
-def why_not_fused(program: Program) -> str | None:
-    """What keeps a step and its update from being one function, in words; None: nothing does.
+class FuseStep(Pass):
+    """The pass.
 
-    It has to be one call, and an update of float32 numbers by known rules.
+    Args:
+        compiles: functions are compiled, and not run operator by operator.
+        hyperparameters: hyperparameters that the function is made for.
+        forced: whether to, whatever it is worth.
     """
-    if program.kind != "training":
-        return "nothing is trained"
-    if program.replicas > 1:
-        return f"{program.replicas} replicas"
-    if program.num_ipus > 1:
-        return f"{program.num_ipus} IPUs"
-    cut = sections(program)
-    calls = program.calls
-    if len(calls) != 1 or cut.micro_batches != 1:
-        return f"{cut.micro_batches} micro-batches a step, {len(calls)} calls each"
-    factors = factors_of(cut.before)
-    before = [i for i in cut.before if i is not factors]
-    if before or not all(isinstance(i, Receive | Call | Send) for i in cut.loop):
-        return "variables or values are off the chip"
-    updates = [i for i in cut.after if isinstance(i, Update)]
-    kinds = Update | UpdatePart | JointUpdate
-    if not updates or not all(isinstance(i, kinds) for i in cut.after):
-        return "a step does not end with updates alone"
-    for update in updates:
-        if not isinstance(update.rule, _RULES):
-            return f"the rule {update.rule}"
-        if update.rounding != "nearest" or update.loss_scale is not None:
-            return "updates round at random, or are divided by a loss scale"
-    if factors is not None and (reason := why_not_traced(program, factors)) is not None:
-        return reason
-    if not _types_fit(program, updates):
-        return "not all weights and states are float32"
-    if not _only_stores(_function(program)):
-        return "the function writes a variable in another way than by one store"
-    return None
 
+    level = "host"
+    choices = (True, False)
 
-def _function(program: Program) -> Function:
-    (call,) = program.calls
-    return next(f for f in program.functions if f.name == call.function)
+    compiles: bool = True
+    hyperparameters: Hyperparameters = ()
+    forced: bool | None = None
 
-
-def _types_fit(program: Program, updates: Sequence[Update]) -> bool:
-    """Whether an update computes in the types that weights, gradients and states have."""
-    types = {variable.name: variable.type for variable in program.variables}
-    return all(takes_as_they_are(program, update, types) for update in updates)
-
-
-def _only_stores(function: Function) -> bool:
-    """Whether all that a function writes in place it writes once, by a store nobody reads."""
-    stored: set[object] = set()
-    for node in function.operators:
-        if node.op != "call_function":
+    def __call__(self, host: HostProgram) -> HostProgram | bool:
+        program = host.inlined
+        if program.kind != "training":
             return False
-        if not writes(node):
-            continue
-        target = node.args[0]
-        is_input = isinstance(target, fx.Node) and target.op == "placeholder"
-        if not _stores(node) or node.users or not is_input or target in stored:
-            return False
-        stored.add(target)
-    return True
-
-
-def _stores(node: fx.Node) -> bool:
-    """Whether an operator writes a whole value, that of a matrix product perhaps."""
-    if node.target is accumulate_matmul:
-        return node.args[1] is False
-    return node.target is aten.copy_.default
+        reason = why_not_fused(program)
+        if self.forced and reason is not None:
+            raise CompileError(
+                f"a step and its update cannot be one function: {reason}",
+                hint="leave FuseStep out of the forced decisions",
+            )
+        if self.forced is not None:
+            fuses, reason = self.forced, "it is forced"
+        elif reason is None and not self.compiles:
+            fuses, reason = False, "functions run operator by operator"
+        elif reason is None and not on_cpu(program):
+            fuses, reason = False, "it runs on a device"
+        elif reason is None:
+            costs = fusing_costs(program)
+            fuses, reason = costs.worth, str(costs)
+        else:
+            fuses = False
+        choice = "fused" if fuses else "not fused"
+        host = host.deciding(Decision(self.name, choice, reason))
+        if not fuses:
+            return host
+        rules = {i.group: i.rule for i in program.walk() if isinstance(i, Update)}
+        return replace(host, fused=fuse(program, zeros_of(rules, self.hyperparameters)))
 
 
 def fuse(program: Program, zeros: Zeros) -> Fused:
@@ -136,7 +118,7 @@ class _Fusing:
 
     def __init__(self, program: Program) -> None:
         (self.call,) = program.calls
-        self.program, self.function = program, _function(program)
+        self.program, self.function = program, called_function(program)
         cut = sections(program)
         self.after, self.factors = cut.after, factors_of(cut.before)
         self.updates = [i for i in cut.after if isinstance(i, Update)]
@@ -157,14 +139,14 @@ class _Fusing:
         accumulators = {g for u in self.updates for g in u.gradients}
         changed = {n for u in self.updates for n in (*u.parameters, *_states_of(u))}
         changed |= written_here - accumulators
-        changed |= {*written_by(self.after, self.factors)}
+        changed |= {*_written_by(self.after, self.factors)}
         state = tuple(name for name in variables if name in changed)
-        read = dict.fromkeys((*inputs, *read_by(self.after)))
+        read = dict.fromkeys((*inputs, *_read_by(self.after)))
         constants = tuple(n for n in read if n in variables and n not in changed | accumulators)
         received = tuple(name for name in inputs if name not in variables)
         for name in (*state, *constants, *received):
             self.values[name] = self.take(name, inputs, variables)
-        hyperparameters = hyperparameters_of(self.program, self.updates, self.factors, zeros)
+        hyperparameters = _hyperparameters_of(self.program, self.updates, self.factors, zeros)
         of_hyperparameters = {
             pair: self.number(*pair, of.dtype) for pair, of in hyperparameters.items()
         }
@@ -172,7 +154,7 @@ class _Fusing:
         results, gradients = self.compute(inputs)
         for update in self.updates:
             self.divide(update, gradients)
-        writer = UpdateWriter(self.program, self.graph, old, gradients, of_hyperparameters)
+        writer = _UpdateWriter(self.program, self.graph, old, gradients, of_hyperparameters)
         self.values |= writer.write(self.factors, self.after)
         sends = {i.stream: i.value for i in self.program.walk() if isinstance(i, Send)}
         sent = tuple(sends[output.name] for output in self.program.outputs)
@@ -219,7 +201,7 @@ class _Fusing:
         copies = {node: self.values[name] for name, node in inputs.items() if name in self.values}
         gradients = {}
         for node in self.function.operators:
-            if _stores(node) and node.args[0] in names:
+            if stores(node) and node.args[0] in names:
                 name, value = names[node.args[0]], self.stored(node, copies)  # type: ignore[index]
                 if name in self.values:
                     self.values[name] = value
@@ -255,46 +237,151 @@ def _states_of(update: Update) -> list[str]:
     return [name for _, names in update.states for name in names]
 
 
-class FuseStep(Pass):
-    """The pass.
+def _hyperparameters_of(
+    program: Program, updates: Sequence[Update], factors: UpdateFactors | None, zeros: Zeros
+) -> dict[Group, TensorType]:
+    """The hyperparameters that updates take, with their types: of rules all but `zeros`."""
+    taken = {}
+    if factors is not None:
+        types = update_function(program, factors.function).inputs
+        pairs = zip(factors.hyperparameters, types, strict=False)
+        taken = {(group, name): type_ for (group, _, name), type_ in pairs}
+    rules = [u for u in updates if u.function is None]
+    named = [(u.group, name) for u in rules for name in u.rule.hyperparameters]
+    return taken | dict.fromkeys((pair for pair in named if pair not in zeros), NUMBER)
+
+
+def _written_by(after: Sequence[Plain], factors: UpdateFactors | None) -> tuple[str, ...]:
+    """Variables of no parameter that updates change."""
+    joint = [name for i in after if isinstance(i, JointUpdate) for name in i.written]
+    return (*(() if factors is None else factors.counters), *joint)
+
+
+def _read_by(after: Sequence[Plain]) -> tuple[str, ...]:
+    """The values and variables that joint parts of updates take."""
+    return tuple(n for i in after if isinstance(i, JointUpdate) for n in i.arguments)
+
+
+@dataclass(frozen=True)
+class _UpdateWriter:
+    """Writes the updates of a step.
 
     Args:
-        compiles: functions are compiled, and not run operator by operator.
-        hyperparameters: hyperparameters that the function is made for.
-        forced: whether to, whatever it is worth.
+        graph: of the step.
+        old: the values of variables before the step.
+        gradients: by accumulator, as the updates take them.
+        hyperparameters: by group and name; of rules, those that are not zero.
     """
 
-    level = "host"
-    choices = (True, False)
+    program: Program
+    graph: fx.Graph
+    old: Mapping[str, fx.Node]
+    gradients: Mapping[str, fx.Node]
+    hyperparameters: Mapping[Group, fx.Node]
 
-    compiles: bool = True
-    hyperparameters: Hyperparameters = ()
-    forced: bool | None = None
+    def write(self, factors: UpdateFactors | None, after: Sequence[Plain]) -> Values:
+        """Write all of them; the new values of the variables that they change."""
+        known: Values = {}
+        new: Values = {}
+        if factors is not None:
+            taken = factors.hyperparameters
+            numbers = [self.hyperparameters[group, name] for group, _, name in taken]
+            counters = [self.old[name] for name in factors.counters]
+            function = update_function(self.program, factors.function)
+            made = self._called(function, [*numbers, *counters])
+            count = len(factors.results)
+            known |= zip(factors.results, map(self._once, made[:count]), strict=True)
+            new |= zip(factors.counters, made[count:-1], strict=True)
+        for instruction in after:
+            match instruction:
+                case UpdatePart():
+                    known |= self._part(instruction, known)
+                case JointUpdate():
+                    self._joint(instruction, known, new)
+                case Update():
+                    self._update(instruction, known, new)
+                case _:
+                    raise ValueError(f"no part of an update: {instruction}")
+        return new
 
-    def __call__(self, host: HostProgram) -> HostProgram | bool:
-        program = host.inlined
-        if program.kind != "training":
-            return False
-        reason = why_not_fused(program)
-        if self.forced and reason is not None:
-            raise CompileError(
-                f"a step and its update cannot be one function: {reason}",
-                hint="leave FuseStep out of the forced decisions",
-            )
-        if self.forced is not None:
-            fuses, reason = self.forced, "it is forced"
-        elif reason is None and not self.compiles:
-            fuses, reason = False, "functions run operator by operator"
-        elif reason is None and not on_cpu(program):
-            fuses, reason = False, "it runs on a device"
-        elif reason is None:
-            costs = fusing_costs(program)
-            fuses, reason = costs.worth, str(costs)
-        else:
-            fuses = False
-        choice = "fused" if fuses else "not fused"
-        host = host.deciding(Decision(self.name, choice, reason))
-        if not fuses:
-            return host
-        rules = {i.group: i.rule for i in program.walk() if isinstance(i, Update)}
-        return replace(host, fused=fuse(program, zeros_of(rules, self.hyperparameters)))
+    def _part(self, part: UpdatePart, known: Mapping[str, fx.Node]) -> Values:
+        arguments = self._arguments(part.parameter, part.gradient, part.states, part.numbers, known)
+        made = self._called(update_function(self.program, part.function), arguments)
+        return dict(zip(part.results, map(self._once, made), strict=True))
+
+    def _joint(self, joint: JointUpdate, known: Values, new: Values) -> None:
+        arguments = [known[n] if n in known else self.old[n] for n in joint.arguments]
+        made = self._called(update_function(self.program, joint.function), arguments)
+        count = len(joint.results)
+        known |= zip(joint.results, map(self._once, made[:count]), strict=True)
+        new |= zip(joint.written, made[count:], strict=True)
+
+    def _update(self, update: Update, known: Mapping[str, fx.Node], new: Values) -> None:
+        functions = {function.name: function for function in self.program.update_functions}
+        types = {variable.name: variable.type for variable in self.program.variables}
+        named = {name: self.hyperparameters.get((update.group, name))
+                 for name in update.rule.hyperparameters}  # fmt: skip
+        zeros = frozenset(name for name, node in named.items() if node is None)
+        for place, (name, total) in enumerate(
+            zip(update.parameters, update.gradients, strict=True)
+        ):
+            states = tuple(names[place] for _, names in update.states)
+            function = function_at(update, functions, types[name], types[total], zeros)
+            if update.function is None:
+                numbers = [node for node in named.values() if node is not None]
+                arguments = [self.old[name], self.gradients[total]]
+                arguments += [*(self.old[state] for state in states), *numbers]
+            else:
+                arguments = self._arguments(name, total, states, update.numbers[place], known)
+            new |= zip((name, *states), self._called(function, arguments), strict=True)
+
+    def _arguments(
+        self,
+        parameter: str,
+        gradient: str,
+        states: Sequence[str],
+        numbers: Sequence[str],
+        known: Mapping[str, fx.Node],
+    ) -> list[fx.Node]:
+        weight, value = self.old[parameter], self.gradients[gradient]
+        if weight.meta["val"].stride() != value.meta["val"].stride():  # the update may view it
+            like = call_on(self.graph, aten.empty_like.default, weight)
+            value = call_on(self.graph, aten.copy.default, like, value)
+        return [
+            weight,
+            value,
+            *(self.old[name] for name in states),
+            *(known[name] for name in numbers),
+        ]
+
+    def _called(self, function: Function, arguments: Sequence[fx.Node]) -> list[fx.Node]:
+        """Copy the operators of a function; its results."""
+        graph = function.graph
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        copies: dict[fx.Node, Any] = dict(zip(placeholders, arguments, strict=True))
+        write = partial(call_on, self.graph)
+        for node in graph.graph.nodes:
+            if node.op != "call_function":
+                continue
+            if not node.all_input_nodes:
+                copies[node] = self.graph.node_copy(node)
+                continue
+            # not as it was traced: the gradient may have another layout here
+            args, kwargs = map_arg((node.args, node.kwargs), copies.__getitem__)
+            if node.target in DECOMPOSITIONS:  # a list of nodes
+                copies[node] = DECOMPOSITIONS[node.target](write, *args, **kwargs)
+            elif node.target is operator.getitem and not isinstance(args[0], fx.Node):
+                copies[node] = args[0][args[1]]
+            else:
+                copies[node] = write(node.target, *args, **kwargs)
+                copies[node].meta = {**node.meta, "val": copies[node].meta["val"]}
+        return [copies[node] for node in graph_outputs(graph)]
+
+    def _once(self, value: fx.Node) -> fx.Node:
+        """A number in memory, which a compiled loop over elements would compute in every turn.
+
+        Inductor lays out in memory what strides are given for.
+        """
+        if value.meta["val"].dim() or owner(value).op == "placeholder":
+            return value
+        return call_on(self.graph, aten.as_strided.default, value, [], [])

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from ipu_dynamo import ExecutionError, TracedUpdate, compile_training, identity_loss
-from ipu_dynamo.passes.host.step.fuse_step import why_not_fused
-from ipu_dynamo.passes.host.step.fusing_costs import fusing_costs
+from ipu_dynamo.passes.host.step.fusing_costs import fusing_costs, why_not_fused
 from tests.whole_step.optimizer.test_function_update import (
     Squares,
     at_random,
