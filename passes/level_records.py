@@ -79,7 +79,7 @@ class GraphHook:
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """The common part of traced and joint graphs; see `Capture`."""
+    """The common part of traced and joint graphs; see `Capture`. `whole` has one graph or none."""
 
     ipus: Mapping[int, int] = field(default_factory=lambda: {0: 0})
     training: bool = False
@@ -93,6 +93,7 @@ class Graph:
     outputs: tuple[GraphOutput, ...] = ()
     bodies: tuple[Body, ...] = ()
     flows: "tuple[GraphFlow, ...]" = ()
+    whole: "tuple[TracedGraph, ...]" = ()
     hooks: tuple[GraphHook, ...] = ()
     attributes: tuple[GraphAttribute, ...] = ()
     graph: fx.GraphModule

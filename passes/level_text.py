@@ -214,6 +214,7 @@ def _of_capture(capture: Traced | Joint) -> Any:
             for node in graph.nodes
             if (flow := node.meta.get(FLOW)) is not None
         ),
+        whole=() if capture.whole is None else (_of_capture(capture.whole),),
         hooks=tuple(
             GraphHook(node.name, node.meta[HOOK]) for node in graph.nodes if HOOK in node.meta
         ),
@@ -376,7 +377,8 @@ class _Check:
             node.args = (node.args[0], register_flow(held))
         for hook in record.hooks:
             nodes[hook.node].meta[HOOK] = hook.graph
-        self.captures[id(record)] = _capture(record, nodes)
+        whole = next((self.captures[id(one)] for one in record.whole), None)
+        self.captures[id(record)] = _capture(record, nodes, whole)
 
 
 def _hold(bodies: Iterable[Body], *graphs: fx.GraphModule) -> None:
@@ -404,11 +406,14 @@ def capture_of(record: Graph) -> Traced | Joint:
     check = _Check()
     for flow in record.flows:
         check.captures |= {id(body): capture_of(body) for body in flow.bodies}
+    check.captures |= {id(one): capture_of(one) for one in record.whole}
     check(record)
     return check.captures[id(record)]
 
 
-def _capture(record: Any, nodes: Mapping[str, fx.Node]) -> Traced | Joint:
+def _capture(
+    record: Any, nodes: Mapping[str, fx.Node], whole: Traced | Joint | None
+) -> Traced | Joint:
     """Inverse of `_of_capture`."""
     attributes = {}
     for one in record.attributes:
@@ -422,6 +427,7 @@ def _capture(record: Any, nodes: Mapping[str, fx.Node]) -> Traced | Joint:
         "ipus": dict(record.ipus),
         "keeps_stages": record.keeps_stages,
         "phases": dict(record.phases),
+        "whole": whole,
         "report": Report(
             tensors=_tensors(record, nodes),
             attributes=attributes,

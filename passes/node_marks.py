@@ -58,7 +58,7 @@ MARKS: dict[str, Any] = {  # keys of meta that passes read, with the types of th
     CUTS_ROWS: bool,
     ANCHORED: bool,
     WINDOW: bool,
-    CUSTOM: Mapping[str, int | str | Member],
+    CUSTOM: Mapping[str, int | str | Member | tuple[int, int, int]],
     TAG: str,
     IS_GRADIENT_SUM: bool,
     POLICY: str,

@@ -112,6 +112,8 @@ from ipu_dynamo.passes.traced.check_types import CheckTypes
 from ipu_dynamo.passes.traced.control_flow.prepare_bodies import PrepareBodies
 from ipu_dynamo.passes.traced.control_flow.read_higher_order import ReadHigherOrder
 from ipu_dynamo.passes.traced.differentiate import Differentiate
+from ipu_dynamo.passes.traced.equal_layers.lengthen_stacks import LengthenStacks
+from ipu_dynamo.passes.traced.equal_layers.shorten_stacks import ShortenStacks
 from ipu_dynamo.passes.traced.lift_constants import LiftConstants, LiftJointConstants
 from ipu_dynamo.passes.traced.loss.identity_loss import IdentityLoss
 from ipu_dynamo.passes.traced.loss.sum_loss import SumLoss
@@ -213,7 +215,9 @@ def traced_passes(
         RemoveIdleDropout(),
         AnchorValues(options.anchors),
         AnnotateStages(),
+        ShortenStacks(),
         Differentiate(may_train_nothing),
+        LengthenStacks(may_train_nothing),
     ]
 
 

@@ -165,6 +165,8 @@ class Capture:
         keeps_stages: whether all that a stage computes stays in it, also views and constants; set
             by `Placement`.
         phases: the numbers of each stage's forward and backward phase; empty without phases.
+        whole: the model with all its layers, while most of its equal layers are left out; set by
+            `ShortenStacks`, gone after `LengthenStacks`.
     """
 
     graph: fx.GraphModule
@@ -175,6 +177,7 @@ class Capture:
     keeps_stages: bool = False
     phases: dict[int, tuple[int, int]] = field(default_factory=dict)
     report: Report = field(default_factory=Report)
+    whole: "Traced | None" = None
 
     @property
     def placeholder_nodes(self) -> list[fx.Node]:

@@ -91,7 +91,7 @@ class Watcher:
             self.programs.append((name, model))
         elif isinstance(model, HostProgram):
             self.programs.append((name, model.inlined))
-        elif isinstance(model, Capture):
+        elif isinstance(model, Capture) and model.whole is None:  # else layers are left out
             for node in model.graph.graph.nodes:
                 node.meta[NAME] = node.name
                 if not self.snapshots:

@@ -61,6 +61,7 @@ def describe(capture: Traced, joint: fx.GraphModule) -> Joint:
         ipus=capture.ipus,
         keeps_stages=capture.keeps_stages,
         phases=capture.phases,
+        whole=capture.whole,
         report=capture.report,
     )
 

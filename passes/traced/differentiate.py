@@ -12,19 +12,39 @@ After    capture: Joint
          %g = aten.t(aten.mm(aten.t(aten.mse_loss_backward(%t, %h, %y, 1)), %x))  in backward
          %d = aten.t(%g)                                                          in backward
          return (gradient(%w, %d), %l)
+Before   capture.training = True
+         %w: f32[n] = parameter
+         %r = aten.relu(%w)
+         %l = aten.sum(aten.mul_(%r, %mask: f32[n]))
+         capture.loss = %l
+After    capture: Joint
+         capture.report.gradients = ("w",)
+         %t: f32[] = tangent("tangent")  with meta["desc"] = TangentAOTInput(PlainAOTOutput(0))
+         %r = aten.relu(%w)                                                  in forward
+         %k = aten.detach(%r)                                                in forward
+         %l = aten.detach(aten.sum(aten.mul(aten.clone(%r), %mask)))         in forward
+         %d = aten.mul(aten.expand(%t, [n]), %mask)                          in backward
+         %g = aten.threshold_backward(%d, aten.detach(%k), 0)                in backward
+         return (gradient(%w, %g), %l)
 Keeps    values; stages and source lines, on forward and backward nodes. High-level operators,
-         changes in place and switches of modes become functional ATen operators.
-Source   PyTorch's AOTAutograd, whose joint graph is the result.
+         changes in place and switches of modes become functional ATen operators. PyTorch refuses to
+         differentiate a graph in which a value changes in place that a gradient reads, as %r here.
+         Only then is a change in place a new tensor, which all later readers read. Loops and
+         branches become operators with named bodies while autograd runs them.
+Source   PyTorch's AOTAutograd, whose joint graph is the result; PopTorch, whose tensors have one
+         value each.
 """
 
 import logging
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import getitem
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ipu_dynamo.capture.capture import (
     BACKWARD,
@@ -39,19 +59,18 @@ from ipu_dynamo.capture.private.aot import export_joint
 from ipu_dynamo.capture.private.tracing import fake_mode_of, shape_of_values
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.control_flow import hold_bodies
+from ipu_dynamo.ops.graph_queries import writes, written_arguments
 from ipu_dynamo.ops.marks.markers import gradient_op
-from ipu_dynamo.ops.private.graphs import FakeTensorMode, module_of
+from ipu_dynamo.ops.private.graphs import FakeTensorMode, OpOverload, module_of
 from ipu_dynamo.passes.aot.read_stages import is_backward
+from ipu_dynamo.passes.graph.builder import evaluate
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.traced.control_flow.lower_control_flow import FlowInterpreter
 from ipu_dynamo.passes.traced.describe_joint import describe
-from ipu_dynamo.passes.traced.equal_layers.find_stacks import find_stacks
-from ipu_dynamo.passes.traced.equal_layers.lengthen_stacks import lengthen
-from ipu_dynamo.passes.traced.equal_layers.shorten_stacks import left_out, shorten
-from ipu_dynamo.passes.traced.writes.renew_changed import RenewingInterpreter, has_changed, owners
 from ipu_dynamo.passes.traced.writes.write_under_mask import refuse_rows
 
 log = logging.getLogger(__name__)
+_REFUSED = ("modified by an inplace operation", "returned an invalid gradient")  # by PyTorch
 
 
 class _Replay(nn.Module):
@@ -67,7 +86,7 @@ class _Replay(nn.Module):
         super().__init__()
         self.graph = module_of(graph.graph, graph)  # no constants made inputs
         self.training_pass = training
-        self.owners = owners(graph.graph) if renew else None
+        self.owners = _owners(graph.graph) if renew else None
         self.differentiable: set[fx.Node] = set()  # whose value requires a gradient
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -97,8 +116,11 @@ class _Interpreter(FlowInterpreter):
         return result
 
 
-class _Renewing(_Interpreter, RenewingInterpreter):
-    """Run a traced graph in the same way, and renew what is changed in place."""
+class _Renewing(_Interpreter):
+    """Run a traced graph; where a value is changed in place, the old one stays as it is.
+
+    Inputs and buffers of the model change in place as before.
+    """
 
     def __init__(
         self,
@@ -106,8 +128,45 @@ class _Renewing(_Interpreter, RenewingInterpreter):
         differentiable: set[fx.Node],
         owners: Mapping[fx.Node, fx.Node],
     ) -> None:
-        RenewingInterpreter.__init__(self, graph, owners)
-        self._differentiable = differentiable
+        super().__init__(graph, differentiable)
+        self._nodes = list(graph.graph.nodes)
+        self.garbage_collect_values = False  # a tensor is renewed by what it is a view of
+        self._owners = owners
+        self._unturned: dict[fx.Node, Any] = {}  # what was turned in place, as it was before
+
+    def run_node(self, n: fx.Node) -> Any:
+        if _only_turns(n):
+            return self._turned(n)
+        for owner in dict.fromkeys(self._owners[source] for source in written_arguments(n)):
+            if owner.op != "placeholder":
+                self._renew(owner)
+        return super().run_node(n)
+
+    def _renew(self, owner: fx.Node) -> None:
+        """Let later nodes read a copy, and what looks at the memory of `owner` look at that."""
+        with torch.enable_grad():  # the copy follows the original, whatever is changed in it
+            self.env[owner] = self._unturned.pop(owner, self.env[owner]).clone()
+            for node in self._nodes:
+                if node in self.env and node is not owner and self._owners[node] is owner:
+                    self.env[node] = self._looked_at(node)
+
+    def _looked_at(self, node: fx.Node) -> Any:
+        if _only_turns(node):
+            return self._turned(node)
+        if writes(node):
+            return self.env[written_arguments(node)[0]]
+        args, kwargs = self.fetch_args_kwargs_from_env(node)
+        return getattr(self, node.op)(node.target, args, kwargs)
+
+    def _turned(self, node: fx.Node) -> Any:
+        """What looks at the memory in another way, which autograd follows, in place of the view."""
+        args, kwargs = self.fetch_args_kwargs_from_env(node)
+        name = str(node.target).split(".")[1].removesuffix("_")
+        view = getattr(torch.ops.aten, name)
+        (written,) = written_arguments(node)
+        self._unturned.setdefault(written, self.env[written])
+        self.env[written] = view(*args, **kwargs)
+        return self.env[written]
 
 
 def _mark(name: str, gradient: Tensor) -> Tensor:
@@ -115,7 +174,7 @@ def _mark(name: str, gradient: Tensor) -> Tensor:
     return marked
 
 
-def _names(node: fx.Node) -> list[str]:
+def names_of(node: fx.Node) -> list[str]:
     """What the value of a node is called: one before a bias has the gradient of the one after."""
     return [node.meta[key] for key in (NAME, MATMUL_NAME) if key in node.meta]
 
@@ -187,11 +246,11 @@ def _leading_to(loss: fx.Node) -> set[str]:
         sources = set(todo.pop().all_input_nodes) - seen
         seen |= sources
         todo += sources
-    return {name for node in seen for name in _names(node)}
+    return {name for node in seen for name in names_of(node)}
 
 
 def _export(capture: Traced, differentiable: dict[str, None]) -> fx.GraphModule:
-    """The functional graph, joint when training; equal layers are differentiated once.
+    """The functional graph, joint when training.
 
     Args:
         differentiable: takes the names of values that require a gradient.
@@ -210,19 +269,17 @@ def _export(capture: Traced, differentiable: dict[str, None]) -> fx.GraphModule:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Error detected in", UserWarning)  # it is handled
-            joint = _of_equal_layers(capture, differentiable, examples, mode)
-            if joint is None:
-                joint = _of_all(capture, differentiable, examples, mode)
+            joint = _replayed(capture, differentiable, examples, mode)
     except CompileError as error:
-        if not has_changed(error.__cause__):
+        if not any(text in str(error.__cause__) for text in _REFUSED):
             raise
         log.debug("autograd reads a value that is changed in place: such values are renewed")
-        joint = _of_all(capture, differentiable, examples, mode, renew=True)
+        joint = _replayed(capture, differentiable, examples, mode, renew=True)
     hold_bodies(joint.graph)
     return joint
 
 
-def _of_all(
+def _replayed(
     capture: Traced,
     differentiable: dict[str, None],
     examples: Sequence[Tensor],
@@ -230,44 +287,13 @@ def _of_all(
     *,
     renew: bool = False,
 ) -> fx.GraphModule:
-    """The joint graph, made of the whole traced one."""
+    """What AOTAutograd makes of the traced graph."""
     replay = _Replay(capture.graph, capture.training, renew=renew)
     joint = _joint(capture, replay, examples, mode)
-    _note(capture.graph.graph, replay.differentiable, differentiable)
+    for node in capture.graph.graph.nodes:
+        if node in replay.differentiable:
+            differentiable.update(dict.fromkeys(names_of(node)))
     return joint
-
-
-def _of_equal_layers(
-    capture: Traced,
-    differentiable: dict[str, None],
-    examples: Sequence[Tensor],
-    mode: FakeTensorMode,
-) -> fx.GraphModule | None:
-    """The joint graph, made of that of fewer layers; None where none can be left out."""
-    stacks = find_stacks(capture.graph.graph, capture.roles())
-    if not stacks:
-        return None
-    shortened = shorten(capture.graph, stacks)
-    replay = _Replay(shortened.graph, capture.training)
-    joint = _joint(capture, replay, [examples[index] for index in shortened.inputs], mode)
-    whole = lengthen(joint, shortened, stacks, capture.placeholder_nodes, examples)
-    if whole is None:
-        log.debug("layers are equal, but not their gradients: all are differentiated")
-        return None
-    required = {node for node, copy in shortened.copies.items() if copy in replay.differentiable}
-    for stack in stacks:
-        for layer in (stack[index] for index in left_out(stack)):
-            pairs = zip(layer.operators, stack[1].operators, strict=True)
-            required.update(node for node, like in pairs if like in required)
-    _note(capture.graph.graph, required, differentiable)
-    return whole
-
-
-def _note(graph: fx.Graph, required: Collection[fx.Node], names: dict[str, None]) -> None:
-    """Note the names of what requires a gradient, in order."""
-    for node in graph.nodes:
-        if node in required:
-            names.update(dict.fromkeys(_names(node)))
 
 
 def _joint(
@@ -285,3 +311,44 @@ def _joint(
                 hint="if a tensor was changed in place, write x = x + y in place of x += y",
                 id="gradient",
             ) from error
+
+
+def _owners(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """For each node the one that has made its memory, which may be itself."""
+    owner_of: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if written := written_arguments(node):
+            owner_of[node] = owner_of[written[0]]
+        else:
+            owner_of[node] = next((owner_of[source] for source in _shared(node)), node)
+    return owner_of
+
+
+def _only_turns(node: fx.Node) -> bool:
+    """Whether `node` looks at a tensor's memory in another way from then on, as `transpose_`."""
+    return isinstance(node.target, OpOverload) and torch.Tag.inplace_view in node.target.tags
+
+
+def _shared(node: fx.Node) -> list[fx.Node]:
+    """The arguments whose memory a result looks at.
+
+    Found by running it, as not every schema says so: `einsum` and dropout in evaluation return what
+    they are given, and `contiguous` copies where it has to.
+    """
+    if node.target is getitem:
+        (source,) = node.all_input_nodes
+        return [source] if _shared(source) else []
+    if not isinstance(node.target, OpOverload):
+        return []
+    value = evaluate(node)
+    results = value if isinstance(value, list | tuple) else [value]
+    memory = {_memory(result) for result in results if isinstance(result, Tensor)}
+    return [
+        source
+        for source in node.all_input_nodes
+        if isinstance(source.meta.get("val"), Tensor) and _memory(source.meta["val"]) in memory
+    ]
+
+
+def _memory(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())

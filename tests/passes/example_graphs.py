@@ -140,6 +140,11 @@ class ExampleGraph:
             case ast.AnnAssign(target=ast.Name(name), annotation=type_, value=value):
                 self.declare(bare(name), self.type(type_), value)
                 return [self.env[bare(name)]]
+            case ast.Assign([ast.Attribute(attr="whole")], value):
+                function = self.value(value)
+                if function is not None:
+                    function.level = "traced"
+                self.facts["whole"] = () if function is None else (function.record,)
             case ast.Assign([ast.Attribute(attr=fact)], value):
                 self.facts[fact] = self.value(value)
             case ast.Assign([ast.Name(name)], value):

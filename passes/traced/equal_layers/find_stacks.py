@@ -13,7 +13,7 @@ from operator import getitem
 
 from torch import fx
 
-from ipu_dynamo.capture.capture import WANTED_GRADIENTS, Placeholder
+from ipu_dynamo.capture.capture import WANTED_GRADIENTS, Placeholder, Traced
 from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.graph.repeats import Run, find_runs
@@ -33,8 +33,9 @@ class Layer:
 Stack = tuple[Layer, ...]
 
 
-def find_stacks(graph: fx.Graph, roles: Mapping[fx.Node, Placeholder]) -> list[Stack]:
+def find_stacks(capture: Traced) -> list[Stack]:
     """Stacks of which at least one layer need not be differentiated, in order."""
+    graph, roles = capture.graph.graph, capture.roles()
     operators = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
     if not all(map(_is_pure, operators)):
         return []

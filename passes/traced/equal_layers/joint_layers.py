@@ -12,8 +12,8 @@ from itertools import groupby
 
 from torch import fx
 
-from ipu_dynamo.capture.private.aot import GradAOTOutput, PlainAOTInput
-from ipu_dynamo.ops.private.node_meta import CUSTOM, DESC, IS_GRADIENT_SUM, TAG
+from ipu_dynamo.capture.capture import Joint
+from ipu_dynamo.ops.private.node_meta import CUSTOM, IS_GRADIENT_SUM, TAG
 from ipu_dynamo.passes.aot.read_stages import is_backward
 from ipu_dynamo.passes.traced.equal_layers.describe_arguments import call
 from ipu_dynamo.passes.traced.equal_layers.find_stacks import KEPT
@@ -56,7 +56,7 @@ class JointStack:
 
 
 def joint_stacks(
-    joint: fx.Graph,
+    joint: Joint,
     labels: dict[fx.Node, Label],
     inputs: Sequence[Sequence[Nodes]],
 ) -> list[JointStack] | None:
@@ -66,14 +66,14 @@ def joint_stacks(
         inputs: for each stack and each of its layers, the placeholders that only it reads.
     """
     sections: dict[tuple[int, int, bool], Nodes] = {}
-    for key, nodes in _sections(joint, labels):
+    for key, nodes in _sections(joint.graph.graph, labels):
         if key is None:
             continue
         if key in sections:
             return None
         sections[key] = nodes
     stacks = []
-    differentiated = any(map(is_backward, joint.nodes))
+    differentiated = any(map(is_backward, joint.graph.graph.nodes))
     for number, of_layers in enumerate(inputs):
         forward, backward = (
             tuple(sections.get((number, layer, direction), ()) for layer in range(KEPT))
@@ -109,27 +109,24 @@ def _sections(
 
 
 def _gradients(
-    joint: fx.Graph, inputs: Sequence[Nodes], backward: Sequence[Nodes]
+    joint: Joint, inputs: Sequence[Nodes], backward: Sequence[Nodes]
 ) -> tuple[int | None, ...] | None:
     """Where the gradients of the inputs of the layers in the middle are; None: not in the same
     places of both."""
-    of_inputs: dict[int, fx.Node | None] = {
-        target.grad_of.idx: value
-        for value, target in zip(_returned(joint), joint.output_node().meta[DESC], strict=True)
-        if isinstance(target, GradAOTOutput) and isinstance(target.grad_of, PlainAOTInput)
+    of_inputs = {
+        role.name: value
+        for value, role in zip(joint.returned, joint.outputs, strict=True)
+        if role.kind == "gradient"
     }
+    names = {node: role.name for node, role in joint.roles().items()}
     places = []
     for layer in (SECOND, THIRD):
         position = {node: place for place, node in enumerate(backward[layer])}
-        values = [of_inputs.get(node.meta[DESC].idx) for node in inputs[layer]]
+        values = [of_inputs.get(names[node]) for node in inputs[layer]]
         if any(value is not None and value not in position for value in values):
             return None
         places.append(tuple(None if value is None else position[value] for value in values))
     return places[0] if places[0] == places[1] else None
-
-
-def _returned(joint: fx.Graph) -> list[fx.Node | None]:
-    return list(joint.output_node().args[0])  # type: ignore[arg-type]
 
 
 def _equal(stack: JointStack, differentiated: bool) -> bool:
@@ -156,9 +153,9 @@ def _text(stack: JointStack, layer: int) -> Hashable:
     )
 
 
-def _closed(joint: fx.Graph, stack: JointStack) -> bool:
+def _closed(joint: Joint, stack: JointStack) -> bool:
     """Whether nothing but their neighbours reads the layers in the middle, gradients aside."""
-    result = joint.output_node()
+    result = joint.output_node
     for layer in (SECOND, THIRD):
         around = range(layer - 1, layer + 2)
         readers = {n for i in around for n in (*stack.forward[i], *stack.backward[i])}
@@ -167,7 +164,7 @@ def _closed(joint: fx.Graph, stack: JointStack) -> bool:
             allowed = {*readers, result} if node in given else readers
             if not allowed.issuperset(node.users):
                 return False
-        returned = [node for node in _returned(joint) if node in given]
+        returned = [node for node in joint.returned if node in given]
         if len(returned) != len([place for place in stack.gradients if place is not None]):
             return False
     return True

@@ -1,28 +1,37 @@
 """Put the layers that were left out into the joint graph.
 
-Before   the joint graph of shortened stacks
-After    the one that AOTAutograd would have made of all layers: the same operators in the same
-         order, with the same values, descriptions and names
-Keeps    operators. A copy has the source line, stage and other annotations of its own layer.
+Before   def all_layers(%x: f32[n]):
+             %y = aten.tanh(aten.tanh(aten.tanh(aten.tanh(aten.tanh(%x)))))
+             return %y
+         capture.whole = all_layers
+         %a = aten.tanh(%x: f32[n])  in forward  with meta["custom"] = {"ipu_layer": (0, 0, 0)}
+         %b = aten.tanh(%a)          in forward  with meta["custom"] = {"ipu_layer": (0, 1, 0)}
+         %c = aten.tanh(%b)          in forward  with meta["custom"] = {"ipu_layer": (0, 2, 0)}
+         %d = aten.tanh(%c)          in forward  with meta["custom"] = {"ipu_layer": (0, 3, 0)}
+         return %d
+After    capture.whole = None
+         %y = aten.tanh(aten.tanh(aten.tanh(aten.tanh(aten.tanh(%x)))))  in forward
+         return %y
+Keeps    the graph that AOTAutograd would have made of all layers: the same operators in the same
+         order, with the same values, descriptions and names. A copy has the source line, stage and
+         other annotations of its own layer.
+Source   design of this project: autograd makes the same operators of equal layers.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import takewhile
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from ipu_dynamo.capture.private.aot import (
-    GradAOTOutput,
-    InputMutationAOTOutput,
-    PlainAOTInput,
-    PlainAOTOutput,
-    TangentAOTInput,
-)
+from ipu_dynamo.capture.capture import Joint, OutputRole, Traced
+from ipu_dynamo.capture.private.aot import PlainAOTInput
+from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.ops.private.node_meta import (
     CUSTOM,
@@ -33,7 +42,9 @@ from ipu_dynamo.ops.private.node_meta import (
     IS_GRADIENT_SUM,
     SEQ_NR,
 )
-from ipu_dynamo.passes.traced.equal_layers.find_stacks import Layer, Stack
+from ipu_dynamo.passes.kit import Pass
+from ipu_dynamo.passes.traced.differentiate import Differentiate, names_of
+from ipu_dynamo.passes.traced.equal_layers.find_stacks import Layer, Stack, find_stacks
 from ipu_dynamo.passes.traced.equal_layers.joint_layers import (
     SECOND,
     THIRD,
@@ -44,68 +55,56 @@ from ipu_dynamo.passes.traced.equal_layers.joint_layers import (
 )
 from ipu_dynamo.passes.traced.equal_layers.shorten_stacks import (
     Label,
-    Shortened,
     kept_layers,
     left_out,
     take_label,
 )
 
+log = logging.getLogger(__name__)
 _PASSING = (SEQ_NR, FROM_NODE)  # keys of meta that say how AOTAutograd made a node
 
 
-def lengthen(
-    joint: fx.GraphModule,
-    shortened: Shortened,
-    stacks: Sequence[Stack],
-    placeholders: Sequence[fx.Node],
-    values: Sequence[Tensor],
-) -> fx.GraphModule | None:
-    """The joint graph of all layers; None if the layers of a stack are not equal there.
+class LengthenStacks(Pass):
+    """The pass. If the layers of a stack prove to be different, it differentiates all of them.
 
     Args:
-        placeholders: of the traced graph.
-        values: fake tensors like them.
+        may_train_nothing: accept a loss that depends on no parameter, as `Differentiate` does.
     """
-    labels = {
-        node: label
-        for node in joint.graph.nodes
-        if (label := take_label(node)) is not None and not node.meta.get(IS_GRADIENT_SUM)
-    }
-    result = joint.graph.output_node()
-    known = PlainAOTInput, TangentAOTInput
-    nodes = list(joint.graph.find_nodes(op="placeholder"))
-    if not all(isinstance(node.meta[DESC], known) for node in nodes):
+
+    level = "joint"
+    needed = "the model would have four layers of many"
+
+    may_train_nothing: bool = False
+
+    def __call__(self, capture: Joint) -> Joint:
+        if capture.whole is None:
+            return capture
+        whole, stacks = capture.whole, find_stacks(capture.whole)
+        labels = {
+            node: label
+            for node in capture.graph.graph.nodes
+            if (label := take_label(node)) is not None and not node.meta.get(IS_GRADIENT_SUM)
+        }
+        proven = plan(capture, whole, stacks, labels)
+        if proven is None:
+            log.debug("layers are equal, but not their gradients: all are differentiated")
+            return Differentiate(self.may_train_nothing)(whole)
+        return _Lengthening(capture, whole, stacks, proven, labels).lengthened()
+
+
+def plan(
+    joint: Joint, whole: Traced, stacks: Sequence[Stack], labels: dict[fx.Node, Label]
+) -> list[JointStack] | None:
+    """The stacks in the joint graph; None if the layers of one are not equal there."""
+    if any(role.kind == "token" for role in joint.placeholders):
         return None
-    plain = (node.meta[DESC] for node in nodes[: len(shortened.inputs)])
-    if not all(isinstance(target, PlainAOTInput) for target in plain):
-        return None
-    if _gradients(result) not in (0, len(shortened.inputs)):
-        return None
-    if not all(target is None or _moved(target, shortened.inputs) for target in result.meta[DESC]):
-        return None
-    at = {placeholders[index]: node for index, node in zip(shortened.inputs, nodes, strict=False)}
+    at = {role.name: node for node, role in joint.roles().items()}
+    names = {node: role.name for node, role in whole.roles().items()}
     inputs = [
-        [tuple(at[node] for node in stack[index].inputs) for index in kept_layers(stack)]
+        [tuple(at[names[node]] for node in stack[index].inputs) for index in kept_layers(stack)]
         for stack in stacks
     ]
-    proven = joint_stacks(joint.graph, labels, inputs)
-    if proven is None:
-        return None
-    return _Lengthening(joint, shortened, stacks, proven, labels, placeholders, values).module()
-
-
-def _moved(target: object, places: Sequence[int]) -> Any:
-    """The description of an output, of a graph whose inputs are at other `places`; None if there
-    is none, or none that is known here."""
-    if isinstance(target, PlainAOTOutput):
-        return target
-    if isinstance(target, GradAOTOutput) and isinstance(target.grad_of, PlainAOTInput):
-        return replace(target, grad_of=PlainAOTInput(places[target.grad_of.idx]))
-    if isinstance(target, InputMutationAOTOutput) and isinstance(
-        target.mutated_input, PlainAOTInput
-    ):
-        return replace(target, mutated_input=PlainAOTInput(places[target.mutated_input.idx]))
-    return None
+    return joint_stacks(joint, labels, inputs)
 
 
 @dataclass
@@ -127,17 +126,14 @@ class _Lengthening:
 
     def __init__(
         self,
-        joint: fx.GraphModule,
-        shortened: Shortened,
+        joint: Joint,
+        model: Traced,
         stacks: Sequence[Stack],
         proven: Sequence[JointStack],
         labels: Mapping[fx.Node, Label],
-        placeholders: Sequence[fx.Node],
-        values: Sequence[Tensor],
     ) -> None:
-        self.joint, self.shortened, self.labels = joint, shortened, labels
+        self.joint, self.labels, self.model = joint, labels, model
         self.stacks, self.proven = stacks, proven
-        self.placeholders, self.values = placeholders, values
         self.graph = fx.Graph()
         self.copies: dict[fx.Node, fx.Node] = {}  # of nodes of the joint graph
         self.inputs: dict[fx.Node, fx.Node] = {}  # for placeholders of the traced graph
@@ -151,10 +147,11 @@ class _Lengthening:
             for node in nodes
         }
 
-    def module(self) -> fx.GraphModule:
+    def lengthened(self) -> Joint:
+        """The joint graph of all layers."""
         self._take_inputs()
         before: tuple[int, int, int] | None = None
-        for node in self.joint.graph.nodes:
+        for node in self.joint.graph.graph.nodes:
             if node.op in ("placeholder", "output"):
                 continue
             here = self.place.get(node)
@@ -170,13 +167,21 @@ class _Lengthening:
                 whole = self.whole[number]
                 (whole.backward if backward else whole.forward).setdefault(index, []).append(copy)
             self.copies[node] = copy
-        self._return()
-        return module_of(self.graph, self.joint)
+        outputs = self._return()
+        report = self.joint.report
+        report.tensors, report.gradients = self.model.report.tensors, self._gradients(outputs)
+        further = (role for role in self.joint.placeholders if role.kind == "tangent")
+        return replace(
+            self.joint,
+            graph=module_of(self.graph, self.joint.graph),
+            placeholders=(*self.model.placeholders, *further),
+            outputs=outputs,
+            whole=None,
+        )
 
     def _take_inputs(self) -> None:
         """Make the placeholders of all layers, and those that AOTAutograd added."""
-        nodes = list(self.joint.graph.find_nodes(op="placeholder"))
-        stay = dict(zip(self.shortened.inputs, nodes, strict=False))
+        stay = {role.name: node for node, role in self.joint.roles().items()}
         templates = {
             node: stay_node
             for number, stack in enumerate(self.stacks)
@@ -185,17 +190,18 @@ class _Lengthening:
                 stack[index].inputs, self.proven[number].inputs[SECOND], strict=True
             )
         }
-        for index, (node, value) in enumerate(zip(self.placeholders, self.values, strict=True)):
-            template = stay.get(index) or templates[node]
-            training = template.name.startswith(INPUTS)
+        for index, (node, role) in enumerate(self.model.roles().items()):
+            template = stay.pop(role.name, None)
+            like = templates[node] if template is None else template
+            training = like.name.startswith(INPUTS)
             copy = self.graph.placeholder(f"{INPUTS}{index + 1}" if training else f"arg{index}_1")
-            copy.meta = dict(template.meta) | {DESC: PlainAOTInput(index)}
-            if index in stay:
-                self.copies[template] = copy
+            copy.meta = dict(like.meta) | {DESC: PlainAOTInput(index)}
+            if template is None:
+                copy.meta["val"] = _another(like.meta["val"])
             else:
-                copy.meta["val"] = value
+                self.copies[template] = copy
             self.inputs[node] = copy
-        for node in nodes[len(self.shortened.inputs) :]:
+        for node in stay.values():  # the gradient of the loss
             self.copies[node] = self.graph.node_copy(node)
         for stack, whole in zip(self.stacks, self.whole, strict=True):
             for index, layer in enumerate(stack):
@@ -246,36 +252,60 @@ class _Lengthening:
         copy.meta = {key: value for key, value in node.meta.items() if key not in _PASSING}
         return copy
 
-    def _return(self) -> None:
+    def _return(self) -> tuple[OutputRole, ...]:
         """Return what the joint graph does, with the gradients of all inputs in their order."""
-        result = self.joint.graph.output_node()
-        returned: list[fx.Node | None] = list(result.args[0])  # type: ignore[arg-type]
-        values = [value and self.copies[value] for value in returned]
-        targets = [_moved(target, self.shortened.inputs) for target in result.meta[DESC]]
-        if count := _gradients(result):
-            position = {node: index for index, node in enumerate(self.placeholders)}
-            pairs = list(zip(values[-count:], targets[-count:], strict=True))
-            gradients = dict(zip(self.shortened.inputs, pairs, strict=True))
-            for stack, proven, whole in zip(self.stacks, self.proven, self.whole, strict=True):
-                template = [position[node] for node in stack[kept_layers(stack)[SECOND]].inputs]
-                for layer in left_out(stack):
-                    for node, place, like in zip(
-                        stack[layer].inputs, proven.gradients, template, strict=True
-                    ):
-                        index = position[node]
-                        value = None if place is None else whole.backward[layer][place]
-                        target = gradients[like][1] and GradAOTOutput(PlainAOTInput(index))
-                        gradients[index] = value, target
-            ordered = [gradients[index] for index in range(len(self.placeholders))]
-            values[-count:] = [value for value, _ in ordered]
-            targets[-count:] = [target for _, target in ordered]
-        self.graph.output(values).meta = dict(result.meta) | {DESC: targets}
+        pairs = list(zip(self.joint.returned, self.joint.outputs, strict=True))
+        gradients = {
+            role.name: node and self.copies[node] for node, role in pairs if role.kind == "gradient"
+        }
+        names = {node: role.name for node, role in self.model.roles().items()}
+        for stack, proven, whole in zip(self.stacks, self.proven, self.whole, strict=True):
+            for layer in left_out(stack):
+                for node, place in zip(stack[layer].inputs, proven.gradients, strict=True):
+                    if place is not None:
+                        gradients[names[node]] = whole.backward[layer][place]
+        returned = [
+            (node and self.copies[node], role) for node, role in pairs if role.kind == "mutation"
+        ]
+        returned += [
+            (gradients[name], OutputRole("gradient", name))
+            for name in names.values()
+            if name in gradients
+        ]
+        returned += [
+            (node and self.copies[node], role) for node, role in pairs if role.kind == "value"
+        ]
+        result = self.graph.output(tuple(node for node, _ in returned))
+        result.meta = dict(self.joint.output_node.meta)
+        return tuple(role for _, role in returned)
+
+    def _gradients(self, outputs: Sequence[OutputRole]) -> tuple[str, ...]:
+        """The parameters and values with a gradient: those of a layer that was left out have one
+        if those of the second layer have."""
+        known = set(self.joint.report.gradients)
+        second = {
+            node: like
+            for stack in self.stacks
+            for layer in left_out(stack)
+            for node, like in zip(stack[layer].operators, stack[SECOND].operators, strict=True)
+        }
+        values = (
+            name
+            for node in self.model.graph.graph.nodes
+            if not known.isdisjoint(names_of(second.get(node, node)))
+            for name in names_of(node)
+        )
+        trained = (role.name for role in outputs if role.kind == "gradient")
+        return tuple(dict.fromkeys((*trained, *values)))
 
 
-def _gradients(result: fx.Node) -> int:
-    """How many of the last outputs are gradients of inputs, or stand where there is none."""
-    targets = reversed(result.meta[DESC])
-    return len(list(takewhile(lambda t: t is None or isinstance(t, GradAOTOutput), targets)))
+def _another(value: Tensor) -> Tensor:
+    """A fake tensor like another one."""
+    with fake_mode_of([value]):
+        like = torch.empty_strided(
+            value.shape, value.stride(), dtype=value.dtype, device=value.device
+        )
+    return like.requires_grad_(value.requires_grad)
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,31 @@
 """Leave out the layers of stacks that others stand for, and label those that stay.
 
-Before   %h1 = layer(%x, %w0);  ...  %h48 = layer(%h47, %w47)
-After    %h1 = layer(%x, %w0);  %h2 = layer(%h1, %w1)
-         %h47 = layer(%h2, %w46);  %h48 = layer(%h47, %w47)
+Before   %y = aten.tanh(aten.tanh(aten.tanh(aten.tanh(aten.tanh(%x: f32[n])))))
+         return %y
+After    def all_layers(%x: f32[n]):
+             %y = aten.tanh(aten.tanh(aten.tanh(aten.tanh(aten.tanh(%x)))))
+             return %y
+         capture.whole = all_layers
+         %a = aten.tanh(%x)  with meta["custom"] = {"ipu_layer": (0, 0, 0)}
+         %b = aten.tanh(%a)  with meta["custom"] = {"ipu_layer": (0, 1, 0)}
+         %c = aten.tanh(%b)  with meta["custom"] = {"ipu_layer": (0, 2, 0)}
+         %d = aten.tanh(%c)  with meta["custom"] = {"ipu_layer": (0, 3, 0)}
+         return %d
 Keeps    the operators that stay and their order, in a graph of its own.
+Source   design of this project: autograd makes the same operators of equal layers.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
 
+from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.ops.private.node_meta import CUSTOM
-from ipu_dynamo.passes.traced.equal_layers.find_stacks import KEPT, Stack
+from ipu_dynamo.passes.kit import Pass
+from ipu_dynamo.passes.traced.equal_layers.find_stacks import KEPT, Stack, find_stacks
 
 _KEY = "ipu_layer"  # key of node.meta["custom"], which AOTAutograd copies
 
@@ -34,18 +45,14 @@ class Label:
     place: int
 
 
-@dataclass(frozen=True)
-class Shortened:
-    """A graph without most layers of its stacks.
+class ShortenStacks(Pass):
+    """The pass."""
 
-    Args:
-        copies: what stands for the nodes that stay.
-        inputs: which of the placeholders stay.
-    """
+    level = "traced"
 
-    graph: fx.GraphModule
-    copies: dict[fx.Node, fx.Node]
-    inputs: tuple[int, ...]
+    def __call__(self, capture: Traced) -> Traced:
+        stacks = find_stacks(capture)
+        return apply(capture, stacks) if stacks else capture
 
 
 def left_out(stack: Stack) -> range:
@@ -58,8 +65,8 @@ def kept_layers(stack: Stack) -> list[int]:
     return [index for index in range(len(stack)) if index not in left_out(stack)]
 
 
-def shorten(module: fx.GraphModule, stacks: Sequence[Stack]) -> Shortened:
-    """A copy of a graph that has no more layers than needed."""
+def apply(capture: Traced, stacks: Sequence[Stack]) -> Traced:
+    """A copy of a model that has no more layers than needed."""
     gone: set[fx.Node] = set()
     labels: dict[fx.Node, tuple[int, int, int]] = {}
     stand_ins: dict[fx.Node, fx.Node] = {}
@@ -73,20 +80,23 @@ def shorten(module: fx.GraphModule, stacks: Sequence[Stack]) -> Shortened:
         pairs = zip(stack[out.stop - 1].operators, stack[out.start - 1].operators, strict=True)
         stand_ins.update(pairs)
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    inputs = []
 
     def copy_of(node: fx.Node) -> fx.Node:
         return copies[stand_ins.get(node, node)]
 
-    for index, node in enumerate(module.graph.nodes):  # placeholders come first
+    for node in capture.graph.graph.nodes:
         if node in gone:
             continue
-        if node.op == "placeholder":
-            inputs.append(index)
         copy = copies[node] = graph.node_copy(node, copy_of)
         if node in labels:
             copy.meta[CUSTOM] = {**(copy.meta.get(CUSTOM) or {}), _KEY: labels[node]}
-    return Shortened(module_of(graph, module), copies, tuple(inputs))
+    return replace(
+        capture,
+        graph=module_of(graph, capture.graph),
+        placeholders=tuple(role for node, role in capture.roles().items() if node not in gone),
+        loss=capture.loss and copies[capture.loss],
+        whole=capture,
+    )
 
 
 def take_label(node: fx.Node) -> Label | None:

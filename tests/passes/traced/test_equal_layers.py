@@ -1,5 +1,7 @@
 """Check that the joint graph of a stack of equal layers is the one that AOTAutograd makes of it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,11 +10,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ipu_dynamo import BeginBlock, Options, Strategy
+from ipu_dynamo.passes.level_text import parse_level, write_level
 from ipu_dynamo.passes.traced import differentiate
 from ipu_dynamo.passes.traced.equal_layers.describe_arguments import layout
+from ipu_dynamo.passes.traced.equal_layers.lengthen_stacks import LengthenStacks
 from tests.properties.evaluate import captured
 
 WIDTH = 6
+PLAIN = Options()
 STEPS = {
     "linear": lambda layer, x, h, mask: layer.linear(h),
     "norm": lambda layer, x, h, mask: F.layer_norm(h, (WIDTH,), layer.scale, layer.shift),
@@ -97,7 +102,7 @@ def data():
     return torch.randn(4, WIDTH), torch.randn(4, WIDTH), torch.ones(4, WIDTH)
 
 
-def joint(model, monkeypatch, *, stacks, training=True, options=None):
+def joint(model, monkeypatch, *, stacks, training=True, options=PLAIN):
     """All that is known of the joint graph, and how many operators AOTAutograd was given."""
     counts = []
     original = differentiate._Replay
@@ -109,7 +114,7 @@ def joint(model, monkeypatch, *, stacks, training=True, options=None):
     with monkeypatch.context() as patch:
         patch.setattr(differentiate, "_Replay", replay)
         if not stacks:
-            patch.setattr(differentiate, "find_stacks", lambda *_: [])
+            options = replace(options, without=("ShortenStacks",))
         capture, _ = captured(model, data(), options, training=training, before="AnchorGradients")
     keys = ("stack_trace", "custom", "partitioner_tag", "is_gradient_acc", "original_aten", "desc")
     nodes = [
@@ -183,3 +188,24 @@ def test_drawn_layers_are_what_they_were(steps, count):
     with pytest.MonkeyPatch.context() as patch:
         model = Stack(count, steps)
         assert joint(model, patch, stacks=True)[0] == joint(model, patch, stacks=False)[0]
+
+
+def lines(capture):
+    """The text of a graph, but names that are free and lines of the model."""
+    text = write_level(capture).splitlines()
+    return [line.partition("  # ")[0] for line in text if not line.lstrip().startswith("erased ")]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_shortened_stacks_are_lengthened_from_a_file(training):
+    model = Stack(6)
+    shortened, step = captured(model, data(), training=training, before="Differentiate")
+    assert shortened.whole is not None
+    read = parse_level(write_level(shortened))
+    assert write_level(read) == write_level(shortened)
+    joint = step(read)
+    assert write_level(parse_level(write_level(joint))) == write_level(joint)
+    made = LengthenStacks()(parse_level(write_level(joint)))
+    expected, _ = captured(model, data(), training=training, before="AnchorGradients")
+    assert made.whole is None
+    assert lines(made) == lines(expected)
