@@ -58,6 +58,7 @@ from ipu_dynamo.capture.capture import (
 from ipu_dynamo.capture.private.aot import export_joint
 from ipu_dynamo.capture.private.tracing import fake_mode_of, shape_of_values
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.control_flow import hold_bodies
 from ipu_dynamo.ops.graph_queries import writes, written_arguments
 from ipu_dynamo.ops.marks.markers import gradient_op
@@ -162,7 +163,7 @@ class _Renewing(_Interpreter):
         """What looks at the memory in another way, which autograd follows, in place of the view."""
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         name = str(node.target).split(".")[1].removesuffix("_")
-        view = getattr(torch.ops.aten, name)
+        view = getattr(aten, name)
         (written,) = written_arguments(node)
         self._unturned.setdefault(written, self.env[written])
         self.env[written] = view(*args, **kwargs)

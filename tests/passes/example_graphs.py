@@ -144,7 +144,7 @@ class ExampleGraph:
                 function = self.value(value)
                 if function is not None:
                     function.level = "traced"
-                self.facts["whole"] = () if function is None else (function.record,)
+                self.facts["whole"] = () if function is None else (function.record(),)
             case ast.Assign([ast.Attribute(attr=fact)], value):
                 self.facts[fact] = self.value(value)
             case ast.Assign([ast.Name(name)], value):
