@@ -62,7 +62,7 @@ class Comparison:
             found["graphs"] = f"{gone.total()} graphs gone, {come.total()} new"
         old, new = self.old["bits"], self.new["bits"]
         if kinds := [kind for kind in old | new if old.get(kind) != new.get(kind)]:
-            found["bits"] = ", ".join(kinds)
+            found["states" if kinds == ["states"] else "bits"] = ", ".join(kinds)
         return found
 
     @property
@@ -98,11 +98,12 @@ class Comparison:
             return f"{self.name:<48} RAISES"
         graphs = sum(self.new["graphs"].values())
         words = []
-        for kind in ("graphs", "bits"):
-            word = "equal"
-            if kind in self.differences:
-                word = "expected" if kind in self.reasons else "DIFFER"
-            words.append("UNSTABLE" if kind in self.unstable else word)
+        for column in ("graphs",), ("bits", "states"):
+            differing = [kind for kind in column if kind in self.differences]
+            word = "DIFFER" if differing else "equal"
+            if differing and all(kind in self.reasons for kind in differing):
+                word = "expected"
+            words.append("UNSTABLE" if column[0] in self.unstable else word)
         memory = "-"
         if self.peaks is not None:
             old, new = self.peaks
@@ -154,6 +155,7 @@ def summary(comparisons: Sequence[Comparison]) -> str:
     counts = {
         "graphs differ": sum("graphs" in c.differences for c in fine),
         "bits differ": sum("bits" in c.differences for c in fine),
+        "bits of the optimiser's state alone differ": sum("states" in c.differences for c in fine),
         "two runs of the old differ": sum(bool(c.unstable) for c in fine),
         "raise": len(comparisons) - len(fine),
         "need more memory": sum(c.needs_more_memory for c in fine),

@@ -91,10 +91,11 @@ def test_equal_answers_pass():
         ({"graphs": {"a": 3}}, "graphs", "0 graphs gone, 1 new"),
         ({"bits": {"weights": "1", "outputs": "3"}}, "bits", "outputs"),
         ({"bits": {"weights": "1"}}, "bits", "outputs"),
+        ({"bits": ANSWER["bits"] | {"states": "3"}}, "states", "states"),
     ],
 )
 def test_differences_fail_unless_they_are_expected(new, kind, words):
-    other = {kind: "bits" if kind == "graphs" else "graphs"}[kind]
+    other = "bits" if kind == "graphs" else "graphs"
     different = compared(new=ANSWER | new)
     assert different.differences == {kind: words}
     assert different.fails
