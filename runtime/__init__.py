@@ -1,5 +1,5 @@
 """Run programs: engines make callables of functions, an executable runs the instructions.
 
-What runs, and in which form, host passes have decided: nothing is rewritten here, and only engines
-look at graphs.
+Host passes have decided the functions to run and their form. Nothing is rewritten here, and only
+engines look at graphs.
 """

@@ -1,5 +1,4 @@
 """Turn functions into callables: compiled by Inductor, or operator by operator.
 
-Compiled code is kept in a store of the user's own. Results do not depend on the engine but for
-rounding.
+Compiled code is kept in a store of the user's own. Results of two engines differ only by rounding.
 """

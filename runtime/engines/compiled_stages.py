@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 Origin = Literal["memory", "disk", "compiler"]
 origins: Counter[Origin] = Counter()  # how often code came from where, in this process
 _memory: dict[str, MachineCode] = {}
-# What loading raises when something outside the entry has changed: a library that a kernel needs.
+# Errors of loading after a change outside the entry, for example of a library that a kernel needs.
 _STALE = (
     OSError,
     ImportError,
@@ -47,8 +47,8 @@ _STALE = (
 class MachineCodes:
     """Code of recipes, compiled together.
 
-    Equal stages are compiled once for all processes that share a folder. What `code_of` gives may
-    run in several threads, once `complete` has been called.
+    Equal stages are compiled once for all processes that share a folder. The results of `code_of`
+    may run in several threads, once `complete` has been called.
     """
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class MachineCodes:
             return
         try:
             self._store.write(key, Entry(lowered.saved, lowered.libraries()))
-        except OSError as error:  # a full disk: what was compiled runs all the same
+        except OSError as error:  # a full disk: the compiled code runs all the same
             folder = self._store.folder
             log.warning("a compiled stage cannot be kept in %s: %s", folder, error)
 
@@ -144,7 +144,7 @@ class MachineCodes:
 
 @contextmanager
 def machine_codes() -> Iterator[MachineCodes]:
-    """Compile together what is asked for in the block; other threads that compile wait.
+    """Compile the requests of the block together; other threads that compile wait.
 
     Raises:
         IpuError: no file can be written for the compiler.

@@ -24,7 +24,7 @@ exit "$status"
 
 
 class CompilerFailed(Exception):
-    """A compiler did not end well; what it printed is the message."""
+    """A compiler did not end well; its output is the message."""
 
 
 def run_compiler(command: Sequence[str], folder: Path) -> None:
@@ -60,7 +60,7 @@ def run_compiler(command: Sequence[str], folder: Path) -> None:
 
 
 def compiler_says(command: str, argument: str) -> str:
-    """What a compiler prints of itself; nothing where it is not there or fails."""
+    """Return a compiler's output about itself; an empty string if it is missing or fails."""
     try:
         done = subprocess.run([command, argument], capture_output=True, text=True, check=True)
     except (OSError, ValueError, subprocess.SubprocessError):

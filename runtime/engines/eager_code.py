@@ -62,8 +62,10 @@ def eager_code(graph: fx.Graph, bodies: Mapping[str, Stage] = _NONE) -> Stage:
 
 
 def failed_in(error: Exception) -> list[str]:
-    """The name of the node in whose line of such code `error` was raised, if it was; behind that of
-    a loop or branch the name of a node in its body."""
+    """Return the name of the node that raised `error`, if a line of such code did.
+
+    After the name of a loop or branch there is the name of a node in its body.
+    """
     return [
         source[line - 1].partition("=")[0].partition(":")[0].strip()
         for frame, line in walk_tb(error.__traceback__)

@@ -38,7 +38,7 @@ class Engine(Protocol):
     def compile(self, recipes: Sequence[Recipe]) -> list[Stage]:
         """Callables on a list of tensors, which they may change; grad mode has to be off.
 
-        What is asked for together is compiled together, which takes less time.
+        The recipes of one call are compiled together, which takes less time.
         """
 
 
@@ -120,13 +120,13 @@ def _run_eagerly(recipe: Recipe) -> Stage:
 
 
 def _eager(recipe: Recipe, compile_: Callable[[Recipe], Stage]) -> Stage:
-    """What runs a recipe operator by operator, and bodies as their recipes say."""
+    """Return a callable that runs operator by operator, but bodies as their recipes say."""
     bodies = {body.function.name: compile_(body) for body in recipe.bodies}
     return eager_code(recipe.lowered.graph.graph, bodies)
 
 
 def _compiled(recipe: Recipe, codes: "MachineCodes") -> Stage:
-    """What runs a recipe on all its inputs."""
+    """Return a callable that runs a recipe on all its inputs."""
     compile_ = partial(_compiled, codes=codes)
     if recipe.parts is not None:
         inputs = len(recipe.lowered.inputs)

@@ -1,6 +1,6 @@
 """Write kernels that Inductor generated into one C++ file, with one entry point for each.
 
-Most of what a C++ compiler does for a kernel is to read headers. In one file they are read once.
+A C++ compiler spends most of a kernel's time on headers. In one file it reads them once.
 """
 
 import re
@@ -95,7 +95,7 @@ def _space(kernel: Kernel) -> str:
     return f"of_{kernel.symbol}"
 
 
-# What every unit begins with: all that can be read before it is known which kernels there are.
+# The beginning of every unit: the compiler can read it before the kernels are known.
 HEADERS = f"""{_INCLUDE}
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

@@ -24,7 +24,7 @@ Keep = Callable[[Path], Path]
 
 
 class _NothingWrittenError(Exception):
-    """What is called as the compiler is none."""
+    """The compiler's command succeeded, but wrote no library."""
 
 
 def compile_kernels(promises: Iterable[Promise], scratch: Scratch, keep: Keep) -> list[Promise]:
@@ -61,7 +61,7 @@ def _batched(promises: Sequence[Promise], count: int) -> Iterator[Sequence[Promi
 
 
 def _compile(group: Sequence[Promise], scratch: Scratch, keep: Keep) -> list[Promise]:
-    """Halve what does not compile, until a kernel is alone with its error."""
+    """Halve a group that does not compile, until a kernel is alone with its error."""
     try:
         _compile_together(group, scratch, keep)
         return []

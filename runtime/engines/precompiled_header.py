@@ -1,7 +1,7 @@
 """Let the compiler read the headers of kernels once, for all that is compiled later.
 
-It does so only in a folder that an environment variable names: to compile the headers takes 7 s of
-a core and 160 MB, and saves 2 s of the 3 s that a small program's kernels take. GCC takes them only
+It does so only in a folder that an environment variable names. Compiling the headers takes 7 s of a
+core and 160 MB. It saves 2 s of the 3 s that a small program's kernels take. GCC takes them only
 with the flags and for the processor that they were compiled for, and reads them as text otherwise.
 """
 
@@ -66,7 +66,7 @@ _failed: set[Path] = set()  # headers that the compiler of this process does not
 
 
 def _compiled(command: tuple[str, ...], header: Path) -> bool:
-    """Whether a header has its compiled form beside it, which is made if it is missing."""
+    """Compile a header if its compiled form is missing; return whether there is one now."""
     compiled = header.with_suffix(".h.gch")
     if compiled.exists():
         return True
@@ -91,6 +91,6 @@ def _compiled(command: tuple[str, ...], header: Path) -> bool:
 
 @cache
 def _version_of_gcc(compiler: str) -> str | None:
-    """What GCC says that it is; None for another compiler, or none."""
+    """Return GCC's own description; None for another compiler, or none."""
     said = compiler_says(compiler, "--version")
     return said if "Free Software Foundation" in said else None

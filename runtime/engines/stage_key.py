@@ -41,8 +41,8 @@ _KNOWN = frozenset({"aten", "prims", "prim", "mkldnn", "mkl", "ipu"})  # of know
 def stage_key(function: Function, settings: Mapping[str, object]) -> str | None:
     """A digest of graph, dtypes, shapes, strides, settings, threads, versions, compiler, processor.
 
-    None where nobody else may take the code: for a graph with a tensor or an operator in it that
-    its text does not describe, and with a pass of the user's in Inductor that has no `uuid`.
+    None if the code cannot be shared: the graph's text does not describe one of its tensors or
+    operators, or the user has added a pass without a `uuid` to Inductor.
     """
     custom_passes = custom_pass_names()
     if custom_passes is None or not all(map(_is_described, function.operators)):
@@ -63,7 +63,7 @@ def stage_key(function: Function, settings: Mapping[str, object]) -> str | None:
 
 
 def keyed(recipe: Recipe) -> Recipe:
-    """A recipe that knows the keys of what it compiles."""
+    """Return a recipe that knows the key of each function that it compiles."""
     if recipe.bodies:
         recipe = replace(recipe, bodies=tuple(map(keyed, recipe.bodies)))
     if recipe.parts is not None:
@@ -83,7 +83,7 @@ def _is_described(node: fx.Node) -> bool:
 
 @cache
 def this_machine() -> tuple[object, ...]:
-    """Versions, compiler and processor: what does not change while a process runs."""
+    """Return versions, compiler and processor, which do not change while a process runs."""
     return (
         sha256(b"".join(file.read_bytes() for file in _COMPILES)).hexdigest(),
         __version__,

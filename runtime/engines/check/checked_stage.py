@@ -1,9 +1,9 @@
 """Compare a compiled function's first runs with the same function operator by operator.
 
-The reference runs first, on copies of what the function writes. Then the compiled function runs on
-the arguments themselves, so that a right one computes what it would without a check, and leaves
-what it would. If it fails, the arguments get back what they held, and the function runs operator by
-operator: in this call, and from then on.
+The reference runs first, on copies of the written arguments. Then the compiled function runs on the
+arguments themselves. So a right function has the same results and effects as without a check. If
+it fails, the arguments get their old values back, and the function runs operator by operator: in
+this call, and from then on.
 """
 
 import logging
@@ -43,7 +43,7 @@ class CheckedStage:
         recipe: how it was compiled.
         run: what was compiled.
         by_operators: makes what runs a function operator by operator.
-        settled: is told when the check has an outcome.
+        settled: is called when the check has an outcome.
         forever: the check is never over, unless it fails.
     """
 
@@ -144,7 +144,7 @@ class CheckedStage:
     def _expected(
         self, function: Function, before: Sequence[Tensor], random_state: Tensor | None
     ) -> list[Any] | Exception | None:
-        """What the reference computes, or raises; None: there is no memory for it."""
+        """Return the results or the error of the reference; None: there is no memory for it."""
         copied = copies_of(before, function.written).tensors
         try:
             if self._reference is None:
@@ -152,7 +152,7 @@ class CheckedStage:
             results = list(self._reference(list(copied)))
         except MemoryError:
             return None
-        except Exception as error:  # whatever an operator raises
+        except Exception as error:  # an operator may raise any
             return None if "memory" in str(error) else error
         finally:
             if random_state is not None:
@@ -201,7 +201,7 @@ class CheckedStage:
             self._settled(self)
 
     def decision(self) -> Decision:
-        """What has come of the check."""
+        """Return the outcome of the check."""
         name = self.function.name
         if self.state == "failed":
             return Decision(BY, "operator by operator", self.problem, name)
@@ -240,7 +240,7 @@ class CheckedStage:
 
 
 def plain(stage: Stage) -> Stage:
-    """What was compiled, whether or not it has been checked."""
+    """Return the compiled function, whether or not it has been checked."""
     return stage.compiled if isinstance(stage, CheckedStage) else stage
 
 

@@ -29,10 +29,10 @@ class Checks:
     """The checks of the functions that an engine compiles.
 
     Args:
-        check: `first`, `every` or `off`; `auto` is what the environment names, else `first`.
+        check: `first`, `every` or `off`; `auto` is the environment's choice, else `first`.
 
     Attributes:
-        stages: what runs functions that were not checked before.
+        stages: callables of the functions that were not checked before.
     """
 
     def __init__(self, check: str = "auto") -> None:
@@ -45,7 +45,7 @@ class Checks:
         self._keys: dict[int, str | None] = {}
 
     def failed_before(self, recipe: Recipe) -> Stage | None:
-        """What runs a function operator by operator that has failed a check before."""
+        """Return an operator-by-operator callable if the function failed a check before."""
         if self.check == "off" or not (key := _key(recipe)):
             return None
         state, _, problem = self._outcome(key).partition(" ")
@@ -58,7 +58,7 @@ class Checks:
         return by_operators(recipe.function)
 
     def checked(self, recipe: Recipe, run: Stage) -> Stage:
-        """What runs a compiled function: it is compared at first, unless that was done before."""
+        """Return a callable that compares the first runs, unless these were compared before."""
         if self.check == "off":
             return run
         key = _key(recipe)
@@ -78,7 +78,7 @@ class Checks:
         return stage
 
     def decisions(self, functions: Sequence[str]) -> Iterator[Decision]:
-        """What came of the checks of some functions."""
+        """Yield the outcomes of the checks of some functions."""
         for decision in self._other:
             if decision.function in functions:
                 yield decision
@@ -94,12 +94,12 @@ class Checks:
 
 
 def by_operators(function: Function) -> Stage:
-    """What runs a function, and the bodies of its loops, operator by operator."""
+    """Return a callable that runs a function and the bodies of its loops operator by operator."""
     return eager_code(function.graph.graph)
 
 
 def forget() -> None:
-    """Drop what this process knows of earlier checks."""
+    """Drop this process's memory of earlier checks."""
     _known.clear()
 
 

@@ -74,7 +74,7 @@ class Class:
         rounded: an operator before it rounds.
         casts: to narrower types before it: one is exact, a second may round again.
         ordered: an operator before it may take either of two zeros.
-        defined: it is no memory that nobody has written.
+        defined: it is not memory without a value.
         moves: an input of the function, or a random draw, reaches it.
     """
 

@@ -1,8 +1,8 @@
-"""Compare what a compiled function computes with the same function operator by operator.
+"""Compare the results of a compiled function with the same function operator by operator.
 
-A result passes if it is as near to the reference as rounding brings two right computations. How
-near that is follows from the graph, and where that does not say it, from runs of the reference with
-moved roundings. What these runs find is in `Spread`.
+A result passes if it is as near to the reference as rounding brings two right computations. This
+distance follows from the graph, or else from runs of the reference with moved roundings. `Spread`
+holds the results of these runs.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -60,7 +60,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a comparison found.
+    """The outcome of a comparison.
 
     Args:
         failures: results that are wrong.
@@ -80,11 +80,11 @@ def judge(
     runs: FurtherRuns,
     old: Sequence[Tensor] = (),
 ) -> Verdict:
-    """Compare results, and behind them written arguments.
+    """Compare results, and after them written arguments.
 
     Args:
         classes: of all.
-        old: what the written arguments held before.
+        old: the values of the written arguments before the call.
     """
     first_written = len(expected) - len(old)
     failures: dict[int, Failure] = {}
@@ -272,7 +272,7 @@ def _is_near(made: Tensor, of: Class) -> bool:
 def _wrong(
     made: Tensor, right: Tensor, of: Class, spread: Spread, size: float
 ) -> tuple[Tensor, Tensor]:
-    """Which elements differ by more than they may, and which are not finite in the same way.
+    """Return the elements that differ too much, and those that are not finite in the same way.
 
     Args:
         size: M of the whole reference.

@@ -1,7 +1,7 @@
 """The numbers of the check; a change of one needs another VERSION.
 
-The units are in the last place of a result's dtype (eps), the largest finite reference of a tensor
-(M), and the largest difference that moved roundings make (N).
+There are three units. `eps` is one in the last place of a result's dtype. M is the largest finite
+reference of a tensor. N is the largest difference by moved roundings.
 """
 
 import torch

@@ -14,7 +14,7 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def bytes_needed(function: Function) -> int:
-    """The bytes of a check: two copies of what is written, and the reference at its peak."""
+    """Count the bytes of a check: two copies of written arguments, and the reference's peak."""
     graph = function.graph.graph
     last = {owner(source): node for node in graph.nodes for source in node.all_input_nodes}
     ends: dict[object, int] = {}
@@ -39,7 +39,7 @@ def memory_here() -> int:
     for name in _LIMITS:
         try:
             found.append(int(Path(name).read_text()))
-        except (OSError, ValueError):  # no such group, or `max`
+        except (OSError, ValueError):  # the group does not exist, or `max`
             continue
     return min(found, default=1 << 62)
 

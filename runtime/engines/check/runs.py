@@ -1,7 +1,7 @@
-"""Run a graph operator by operator, as it is or with what a right computation may change.
+"""Run a graph operator by operator, as it is or with changes that a right computation may make.
 
-The judge asks for these runs where a compiled result differs by more than a few units in the last
-place; they take no part in what a program computes.
+The judge asks for these runs if a compiled result differs by more than a few units in the last
+place. A program's own results never come from them.
 """
 
 from collections import deque
@@ -88,8 +88,11 @@ class Runs:
             return None
 
     def undefined(self) -> set[int]:
-        """Results that PyTorch leaves open for these values: a cast of what no integer holds, one
-        of several values written to one place, the order of equal values."""
+        """Return the results that PyTorch leaves open for these values.
+
+        Examples are a cast of a number that fits no integer, one of several values written to one
+        place, and the order of equal values.
+        """
         graph = self._function.graph.graph
         if not _some_may_leave_open(graph):
             return set()
@@ -131,7 +134,7 @@ class Runs:
         return [*evaluator(graph.graph, hook, places)(arguments), *written]
 
     def _drawn(self) -> Hook:
-        """What runs an operator, but for those that draw: they give what they drew at first."""
+        """Return a hook that runs an operator; one that draws returns its first draws again."""
         if self._draws is None:
             self._draws = {}
             if self._random_state is not None:
@@ -156,7 +159,7 @@ class Runs:
 
     @contextmanager
     def _as_before(self) -> Iterator[None]:
-        """Draw what the call drew, and leave PyTorch's generator as it is."""
+        """Draw the numbers of the call again, and leave PyTorch's generator as it is."""
         if self._random_state is None:
             yield
             return
@@ -169,7 +172,7 @@ class Runs:
 
 
 def evaluator(graph: fx.Graph, hook: Hook, places: Container[int] | None = None) -> Stage:
-    """What runs a graph whose operators `hook` runs, those of its bodies among them.
+    """Return a callable of a graph that calls `hook` for each operator, also those in its bodies.
 
     It takes the arguments out of their list. A value ends after its last use.
 
@@ -221,7 +224,7 @@ def _value(node: fx.Node, given: deque[Any], values: dict[fx.Node, Any], hook: H
 
 
 def rounds_in_place(node: fx.Node) -> bool:
-    """Whether an operator that gives nothing rounds what it writes."""
+    """Whether an operator without results rounds the values that it writes."""
     return bool(written_arguments(node)) and name_of(node).startswith("accumulate")
 
 
@@ -281,7 +284,7 @@ def _some_may_leave_open(graph: fx.Graph) -> bool:
 
 
 def _may_leave_open(node: fx.Node) -> bool:
-    """Whether there are values for which PyTorch leaves open what an operator computes."""
+    """Whether PyTorch leaves the result of an operator open for some values."""
     name = name_of(node)
     if name in CASTS:
         to = _cast_to(node.args, node.kwargs)

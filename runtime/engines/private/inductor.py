@@ -40,15 +40,15 @@ _INDUCTOR_FOLDER = "TORCHINDUCTOR_CACHE_DIR"  # environment variable
 
 @dataclass(frozen=True, slots=True)
 class MachineCode:
-    """What Inductor has made of a graph.
+    """The code that Inductor generated for a graph.
 
-    PyTorch puts functions around the code that it generates: they would make a result an alias of
-    an input again, count a change in place, or copy a result over an input. The graphs here leave
-    them nothing to do but to count, and looking costs as much as a small kernel.
+    PyTorch puts functions around the code that it generates. They would make a result an alias of
+    an input again, count a change in place, or copy a result over an input. For the graphs here
+    they would only count, and their test for it costs as much as a small kernel.
 
     Args:
-        run: takes a list of arguments and empties it, with grad mode off: then a tensor that
-            nobody else holds ends with its last reader, and not with the call.
+        run: takes a list of arguments and empties it, with grad mode off. Then a tensor that only
+            the list holds ends with its last reader, and not with the call.
         unwrapped: it is the generated code itself, which counts no change in place.
         layouts: strides of the results; None: unknown.
     """
@@ -60,12 +60,12 @@ class MachineCode:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """What Inductor has made of a graph, before its kernels are compiled.
+    """The code that Inductor generated for a graph, before its kernels are compiled.
 
     Args:
         code: runs once the kernels are compiled.
         kernels: by the digest of their source; promises among them.
-        saved: what `load_artifact` makes it from in another process; None: PyTorch cannot save it.
+        saved: input for `load_artifact` in another process; None: PyTorch cannot save it.
     """
 
     code: MachineCode
@@ -114,7 +114,7 @@ def load_artifact(
 ) -> MachineCode:
     """The code of an artifact with so many results, with its kernels from shared libraries.
 
-    `code` holds a pickle: it must come from a file that nobody else can write.
+    `code` holds a pickle: it must come from a file that only the user can write.
     """
 
     def load(original: Callable[..., Any], argtypes: list[str], source: str) -> Any:
@@ -179,8 +179,10 @@ def _graphs_noted() -> Iterator[list[CompiledFxGraph]]:
 
 
 def _unwrapped(wrapped: Run, graphs: Sequence[CompiledFxGraph], results: int) -> MachineCode:
-    """The code within `wrapped`, where that is one graph which returns what the caller gets: with
-    a wrapper that writes inputs or orders effects, it would return more."""
+    """Return the code within `wrapped` if it is one graph with just the caller's results.
+
+    With a wrapper that writes inputs or orders effects, the graph would return more.
+    """
     if len(graphs) != 1:
         return MachineCode(wrapped)
     (graph,) = graphs
@@ -196,7 +198,7 @@ def _taking_a_list(compiled: Callable[..., Sequence[torch.Tensor | None]]) -> Ru
 
 
 def _within(compiled: Any) -> Run:
-    """What an artifact calls with a list of its arguments, and empties it."""
+    """Return the function that an artifact calls with a list of arguments, which it empties."""
     while _takes_separately(compiled):
         compiled = compiled.__wrapped__
     within: Run = compiled

@@ -20,9 +20,9 @@ from ipu_dynamo.runtime.engines.private.vector_instructions import vector_sets_k
 
 @contextmanager
 def shortened_compiling() -> Iterator[None]:
-    """Shorten what is compiled for a CPU meanwhile."""
+    """Shorten compilations for a CPU in this block."""
     with (
-        templates_on_demand(),  # first: what follows imports some
+        templates_on_demand(),  # first: the next ones import some
         attention_patterns_on_demand(),
         vector_sets_known(),
         polynomial_indices_kept(),
@@ -56,8 +56,8 @@ def polynomial_indices_kept() -> Iterator[None]:
 def dtype_rules_made_once() -> Iterator[None]:
     """Let Inductor make its rules for the dtypes of results once in a compilation.
 
-    They are in one object, which makes all 200 of them again for each operator of each kernel that
-    is generated: a seventh of the time until small functions go to the compiler.
+    They are in one object, which makes all 200 of them again for each operator of each generated
+    kernel. This is a seventh of the time until the compiler gets small functions.
     """
     handler = dtype_propagation.DtypePropagationOpsHandler
     original: Any = handler.__init__
@@ -92,7 +92,7 @@ class _Template:
 
 @contextmanager
 def templates_on_demand() -> Iterator[None]:
-    """Let Inductor make templates that nobody renders without compiling them.
+    """Let Inductor compile templates only when they are rendered.
 
     It makes two dozen of kernels for GPUs when it is imported, which takes half a second.
     """
@@ -111,7 +111,7 @@ def attention_patterns_on_demand() -> Iterator[None]:
     """Let Inductor register patterns of attention for a graph that may have attention in it.
 
     Each of them has a batched product in it, and to register them takes as long as to compile a
-    small graph. Who compiles next in this process finds that they are missing.
+    small graph. The next compilation in this process finds that they are missing.
     """
     from torch._inductor import compile_fx
     from torch._inductor.fx_passes import fuse_attention, joint_graph

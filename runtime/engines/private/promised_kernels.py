@@ -156,5 +156,5 @@ def compiler_command() -> tuple[str, ...] | None:
 
 
 def _in(context: Context) -> Callable[..., Any]:
-    """What calls a function with the settings that are in force now."""
+    """Return a callable that calls a function with the settings that are in force now."""
     return lambda function, *arguments: context.copy().run(function, *arguments)

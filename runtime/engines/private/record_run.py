@@ -34,7 +34,7 @@ _ALLOCATES = {
 
 
 def record_run(stage: Stage, arguments: Sequence[Tensor]) -> Recorded:
-    """Run Inductor's code, and note what it calls.
+    """Run Inductor's code, and note its calls.
 
     Raises:
         NotRecordedError: it is something else, or calls something else.

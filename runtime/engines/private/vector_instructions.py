@@ -1,9 +1,9 @@
 """Say which vector instructions a compiler knows, without compiling.
 
-Inductor tries each set that the processor has in the C++ compiler, for a second or two each. What
-it tries is known: intrinsics that compilers have since certain versions, and functions of the
-library Sleef in PyTorch's own. Processors are asked by Inductor. Checked on PyTorch 2.13.0; 2.14.1
-has the same names.
+Inductor tries each set that the processor has in the C++ compiler, for a second or two each. Its
+trial code is known: intrinsics that compilers have since certain versions, and functions of the
+library Sleef in PyTorch's own. Inductor itself asks the processor. Checked on PyTorch 2.13.0;
+2.14.1 has the same names.
 """
 
 import ctypes
@@ -51,10 +51,10 @@ _SLEEF = {512: "Sleef_expf16_u10", 256: "Sleef_expf8_u10"}  # by bits of a vecto
 
 @contextmanager
 def vector_sets_known() -> Iterator[None]:
-    """Answer for this thread's compilations meanwhile what the compiler knows.
+    """Answer for this thread's compilations in this block which sets the compiler knows.
 
-    What is asked about another processor, of another compiler or about another set is tried as
-    before, and so is what a compiler is too old for.
+    Inductor tries as before if the processor, the compiler or the set is another one, or if the
+    compiler is too old.
     """
     original = VecISA.check_build
 

@@ -1,10 +1,10 @@
-"""Hold the C++ source of what repeats recorded steps: matmuls of few elements, and calls.
+"""Hold the C++ source that repeats recorded steps: matmuls of few elements, and calls.
 
 The matmul keeps a tile of the result in registers: `ROWS` rows of `COLUMNS` vectors, of which
-each element of a column of `a` and each vector of a row of `b` is read once. What lies across is
-first packed into a panel that stays in the cache. Where `a` has few rows, packing `b` would take
-longer than the sums: then the transposed product packs those rows, or, where these would not fill
-a vector, a tile of dot products is in registers.
+each element of a column of `a` and each vector of a row of `b` is read once. If
+the rows of `b` are not contiguous, they are first packed into a panel that stays in the cache. If
+`a` has few rows, packing `b` would take longer than the sums. Then the transposed product packs
+the rows of `a`. If these would not fill a vector, registers hold a tile of dot products.
 
 Source: K. Goto and R. van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008),
 sections 4.2 and 4.4.

@@ -1,4 +1,4 @@
-"""Hold what was recorded of a function's run."""
+"""Hold the recording of a function's run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -33,7 +33,7 @@ class Replay:
     """A step's function that can be repeated.
 
     Attributes:
-        tape: what a step calls.
+        tape: the calls of a step.
         in_place: states that a step may overwrite while it reads them.
         results: of the recorded run, without values.
     """
@@ -66,7 +66,7 @@ class Repetition:
     """Steps of a call, which follow one another.
 
     Invariant: `values` are what states hold after `steps` steps, also while a signal's handler
-    runs; the first ones are never written. What the first step makes lies in other memory, and each
+    runs; the first ones are never written. The first step writes its results to other memory. Each
     later step writes the memory of the step before the last, or overwrites that of the last.
 
     Args:
@@ -121,7 +121,7 @@ class Repetition:
 
     @property
     def values(self) -> Sequence[Tensor]:
-        """What states hold after these."""
+        """Return the states after these steps."""
         steps = self.steps
         return self._values[0 if steps == 0 else 2 - steps % 2]
 
@@ -152,7 +152,7 @@ class Repetition:
 def replay_of(
     stage: Stage, arguments: Sequence[Tensor], signature: Signature, overwrites: Sequence[int]
 ) -> Replay | str:
-    """What repeats the function of a step, or why nothing does.
+    """Return a replay of the function of a step, or the reason against one.
 
     Args:
         stage: the function, in Inductor's code.
@@ -195,7 +195,7 @@ def replay_of(
     if not all(map(torch.equal, copies, examples)):
         return "it writes an argument"
     if not (all(map(_close, first, results)) and all(map(_close, second, expected))):
-        return "a trial gave other values"  # code that does more than what was recorded
+        return "a trial gave other values"  # code that does more than its recording
     return in_place if is_same else replay
 
 
@@ -205,7 +205,7 @@ def _same_steps(replay: Replay, examples: Sequence[Tensor], expected: Sequence[T
 
 
 def _two_steps(replay: Replay, examples: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """The states after one step and after two, and what each sends."""
+    """Return the states and the sent values after one step, and after two."""
     signature = replay.tape.signature
     s, c, r = signature.states, signature.constants, signature.received
     sent = [torch.full_like(t, _poison(t.dtype), device="cpu") for t in replay.results[s:]]
@@ -240,7 +240,7 @@ def _poison(dtype: torch.dtype) -> float:
 
 
 def _close(made: Tensor, expected: Tensor) -> bool:
-    """Whether they are equal but for the order of sums."""
+    """Whether they are equal up to the order of sums."""
     if not expected.dtype.is_floating_point:
         return torch.equal(made, expected)
     made, expected = made.double(), expected.double()  # narrow types have few operators

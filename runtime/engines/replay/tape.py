@@ -24,8 +24,8 @@ KERNEL, MATMUL = 0, 1
 class Signature:
     """How many arguments and results of a step's function are what.
 
-    Its arguments are states, constants, what is received and further numbers, its results new
-    states and what is sent. Memory has numbers: states, new states, received, sent, constants,
+    Its arguments are states, constants, received values and further numbers. Its results are new
+    states and sent values. Memory has numbers: states, new states, received, sent, constants,
     numbers, temporary memory, and address 0.
     """
 
