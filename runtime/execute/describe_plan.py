@@ -37,7 +37,7 @@ def plan_of(
 
 
 def _checks(engine: Engine, binding: Binding) -> Iterator[Decision]:
-    """What came of the checks of compiled functions."""
+    """Yield the outcomes of the checks of compiled functions."""
     return engine.checks.decisions([*binding.stages])
 
 

@@ -85,8 +85,8 @@ class Executable:
 
     Invariant: variables are read and written in the tensors given at construction; between calls
     accumulators of several micro-batches are zero, and no value of a micro-batch is held. One
-    call at a time may run. What an interrupted call could not put back or write, the next call
-    does first, and so does `whole`.
+    call at a time may run. The next call first puts back or writes the rest if an interrupted
+    call could not, and so does `whole`.
 
     Args:
         host: what to run, as often as its loops say.
@@ -99,21 +99,21 @@ class Executable:
         workers: at most so many threads; None is one for each IPU of every replica. One runs
             the micro-batches one after the other.
         devices: the torch device of every IPU, where the tensors of its variables are.
-        hyperparameters: what calls will probably have, so that what they need is compiled now.
+        hyperparameters: probable ones of the calls; the functions for them are compiled now.
         fuse_again: fuses the step anew if other hyperparameters are zero than those that `host` was
             specialised for.
-        guard_updates: keep copies of what updates write until they are complete.
+        guard_updates: keep copies of the tensors that updates write, until these are complete.
         update_recipe, others: see `LoopedStep`.
 
     Attributes:
-        program: what every IPU does.
+        program: the instructions of every IPU.
         batching: how the caller's tensors split into the micro-batches of the program's loops.
         step: device iterations completed since the seed was set, over all calls.
         schedule: which worker runs what, in which order.
         timeline, records, transfers: set them to record the times of tasks, values of variables in
             the steps of a call, and the times of transfers; nothing else changes.
-        memory: what the IPUs keep off the chip, and how many bytes went there and back.
-        fused: what runs a step and its update as one function; None where these are apart.
+        memory: the values that the IPUs keep off the chip, and the bytes moved there and back.
+        fused: runs a step and its update as one function; None if these are apart.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Executable:
             self._form = self.fused = form(host, engine, storage, drops, devices, fuse_again)
             self.fused.prepare(hyperparameters)
         else:
-            if len(self.schedule.workers) > 1:  # one worker alone waits for nobody
+            if len(self.schedule.workers) > 1:  # one worker alone never waits
                 self.schedule.check(program, adds=host.deferred is not None)
             self._form = self._looped = LoopedStep(
                 host,
@@ -186,7 +186,7 @@ class Executable:
 
     @property
     def host_program(self) -> HostProgram:
-        """What is done for the program here; printed, with every decision and its reason."""
+        """Return the host's part of the program; its text has every decision and its reason."""
         return replace(self._host, plan=self.host_plan)
 
     @property
@@ -200,7 +200,7 @@ class Executable:
         return self._first_step + self._commit.steps
 
     def set_random_state(self, seed: int, step: int) -> None:
-        """Draw from the next call on what a call draws that begins at `step` of `seed`."""
+        """Draw the numbers from the next call on that belong to `step` of `seed`."""
         self._settle_alone()
         self.seed, self._first_step = seed, step - self._commit.steps
 
@@ -224,12 +224,12 @@ class Executable:
         return self._storage.home(name)
 
     def _settle_alone(self) -> None:
-        """Do what an interrupted call has left to do, unless one is running."""
+        """Complete an interrupted call, unless one is running."""
         if not self._one_call.locked():
             self._alone(self._settle)
 
     def _settle(self) -> None:
-        """Do what an interrupted call has left to do."""
+        """Complete an interrupted call: undo or finish its step, and write waiting values."""
         if not self._commit.settled:
             with self._commit.signals:
                 self._commit.settle()
@@ -238,7 +238,7 @@ class Executable:
             self._storage.write_waiting()
 
     def check_update(self) -> None:
-        """Raise as long as a failed update has left variables that nobody has written since.
+        """Raise while variables of a failed update have not been written again.
 
         Raises:
             UpdateError: there are some; it names them.
@@ -292,7 +292,7 @@ class Executable:
 
     @property
     def last_loss_scale(self) -> float | None:
-        """What the loss scale was in the last step, if the program adjusts it."""
+        """Return the loss scale of the last step, if the program adjusts it."""
         last = self._looped.variants.current.end.last_loss_scale if self._looped else None
         return None if last is None else last.item()
 
@@ -329,9 +329,9 @@ class Executable:
         Args:
             inputs: the caller's tensor for every input stream of the host.
             hyperparameters: for each update group, the values of its rule's hyperparameters.
-            sent: is called with each device iteration and what it has sent, in order, on this
-                thread, as soon as it is complete: in training its update, too. What it raises ends
-                the call after that iteration.
+            sent: is called with each device iteration and the values that it has sent, in order, on
+                this thread, as soon as the iteration is complete. In training that includes its
+                update. An error in `sent` ends the call after that iteration.
 
         Returns:
             The joined tensor of every output stream that is not printed.

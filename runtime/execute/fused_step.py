@@ -41,12 +41,12 @@ class FusedFunction:
     step that it `fits`. Only `checked` and `replay` change: each is set once, when it is found.
 
     Args:
-        task: takes variables, hyperparameters and what is received from registers, in this order,
-            and leaves the new values of those that change in the registers from `first_new` on.
+        task: takes variables, hyperparameters and received values from registers, in this order.
+            It leaves the new values of changing variables in the registers from `first_new` on.
         homes: the tensors of the variables that change.
         constants: those of the variables that do not.
-        blank: for the registers behind the hyperparameters.
-        instructions, binding: what `task` does, and with what.
+        blank: for the registers after the hyperparameters.
+        instructions, binding: the source of `task`.
         places: for each value that the function receives, its index in `streams.received`.
         fits: whether it leaves out the hyperparameters that are zero, and no others.
         checked: whether its results have had the types of their variables.
@@ -75,7 +75,7 @@ class FusedFunction:
         """Check that the new values of variables have these variables' types.
 
         Raises:
-            ProgramError: one has not. It would be read as what it is not.
+            ProgramError: one has not. It would be read with the wrong type.
         """
         for name, home, value in zip(self.fused.state, self.homes, values, strict=True):
             if (old := TensorType.of(home)) != (new := TensorType.of(value)):
@@ -85,7 +85,7 @@ class FusedFunction:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a step runs: a function, and the tensors of its hyperparameters.
+    """A step that is ready to run: a function, and the tensors of its hyperparameters.
 
     Args:
         hyperparameters: of each update group, in its rule's order.
@@ -134,7 +134,7 @@ class FusedStep:
 
     @property
     def prepared(self) -> Prepared:
-        """What runs: for the hyperparameters that were prepared last."""
+        """Return the step that runs: for the hyperparameters that were prepared last."""
         assert self._prepared is not None
         return self._prepared
 
@@ -144,7 +144,7 @@ class FusedStep:
         return self.prepared.function
 
     def prepare(self, hyperparameters: Hyperparameters) -> "Prepared":
-        """What runs with these hyperparameters, compiled if there were none like them before."""
+        """Return the step for these hyperparameters; compile it if they are of a new kind."""
         prepared = self._prepared
         if prepared is not None and hyperparameters == prepared.hyperparameters:
             return prepared

@@ -35,7 +35,7 @@ from ipu_dynamo.runtime.update.traced_update import Run, TracedFactors
 
 
 def cannot_trace() -> Program:
-    """What a program does that nobody can trace anew.
+    """Refuse to trace a program anew: it has no optimizer.
 
     Raises:
         UpdateNotTraced: always.
@@ -47,7 +47,7 @@ def cannot_trace() -> Program:
 
 
 def no_optimizer(gradients: Mapping[str, Tensor]) -> None:
-    """What a program does whose optimiser is not there.
+    """Refuse to update parameters without an optimizer.
 
     Raises:
         IpuError: always.
@@ -85,14 +85,14 @@ class LoopedStep:
         drops: of every output, see `HostLink`.
         devices: of the IPUs.
         memory: where variables are loaded from and stored.
-        guard_updates: keep copies of what updates write until they are complete.
+        guard_updates: keep copies of the tensors that updates write, until these are complete.
         engine: makes callables of functions, also of traced updates.
-        update_recipe: how functions of traced updates become callables; None: there are none.
+        update_recipe: how functions of traced updates become callables; None without such updates.
         others: programs with the same loop and variables whose updates were traced for other
             hyperparameters.
 
     Attributes:
-        commit: what makes each step complete or undone.
+        commit: makes each step complete or undone.
         variants: the ends of steps. The first is that of `host`. Tracing and readers of files bound
             their number.
         host: makes the step of an optimiser that runs in Python.

@@ -13,7 +13,7 @@ from ipu_dynamo.program.fused import Hyperparameters
 
 
 class Specialisation(Protocol):
-    """What runs for some hyperparameters."""
+    """A form of a step that runs for some hyperparameters."""
 
     @property
     def fits(self) -> Callable[[Hyperparameters], bool] | None:
@@ -44,8 +44,8 @@ class Specialisations(Generic[S]):
         most: int | None = None,
     ) -> None:
         self._make, self._most = make, most
-        # One tuple, so that an interrupt comes before a change or after it: the one that was chosen
-        # last, and all in the order in which they were made.
+        # The last choice, and all in the order of their making. They are one tuple, so that an
+        # interrupt comes before a change or after it.
         every = tuple(known)
         self._state: tuple[S | None, tuple[S, ...]] = (every[0] if every else None), every
 
@@ -64,7 +64,7 @@ class Specialisations(Generic[S]):
         """Choose the one for these hyperparameters. It is made if none fits.
 
         Raises:
-            IpuError: what was made does not fit; it is not kept. `make` may raise other errors.
+            IpuError: the new one does not fit; it is not kept. `make` may raise other errors.
         """
         current, every = self._state
         if current is not None and (current.fits is None or current.fits(hyperparameters)):

@@ -1,5 +1,8 @@
-"""Do what comes before and after the micro-batches of a step: gradients go home, are summed over
-replicas, and update the parameters; what lies off the chip is loaded and stored."""
+"""Run the instructions before and after the micro-batches of a step.
+
+They copy gradients to the IPUs of their parameters, sum them over replicas, and update the
+parameters. They also load and store the variables in streaming memory.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -45,12 +48,12 @@ from ipu_dynamo.runtime.update.update_tensors import distinct
 class StepEnd:
     """The instructions before the loop over micro-batches or those after it, prepared.
 
-    They run in three parts, each in the order of the program: what writes no variable but
-    accumulators, what writes variables that last, and what sets accumulators to zero. So an error
-    in the first part harms nothing.
+    They run in three parts, each in the order of the program. The first part writes no variables
+    except accumulators. The second writes lasting variables. The third sets accumulators to zero.
+    So an error in the first part harms nothing.
 
     Args:
-        program: what the instructions belong to.
+        program: the owner of the instructions.
         instructions: in order; copies are of gradients.
         tensors: for every variable, its tensor on each replica.
         devices: of the IPUs.
@@ -84,12 +87,12 @@ class StepEnd:
             pairs = zip(made.results, factors.results, strict=True)
             self._tensors |= {name: [value] for name, value in pairs}
         self._steps = UpdateSteps(program, self._tensors, devices, rounding, run)
-        self._origins: dict[str, str] = {}  # what a copy made -> where it came from
+        self._origins: dict[str, str] = {}  # result of a copy -> its source
         self._updates: list[UpdateStep] = []
         self._prepare: list[Callable[[Hyperparameters], None]] = []
         self._write: list[Callable[[], None]] = []
         self._clear: list[Callable[[], None]] = []
-        self.lasting: dict[str, list[Tensor]] = {}  # what the second part writes, by variable
+        self.lasting: dict[str, list[Tensor]] = {}  # written by the second part
         self.last_loss_scale: Tensor | None = None  # of the last step, where it is adjusted
         for instruction in instructions:
             match instruction:
@@ -134,7 +137,7 @@ class StepEnd:
         return bool(self._write)
 
     def prepare(self, hyperparameters: Hyperparameters) -> None:
-        """Do what comes before the first write of a lasting variable.
+        """Run the part before the first write of a lasting variable.
 
         Args:
             hyperparameters: of every update group.
@@ -224,7 +227,7 @@ class StepEnd:
     def _scale(
         self, by: Update | UpdatePart | GradientNorm | ClipValues, clipped: Sequence[Tensor]
     ) -> GradientScale | None:
-        """What an instruction divides gradients by; None for 1."""
+        """Return the divisor of an instruction's gradients; None for 1."""
         clip = by.clip if isinstance(by, Update | UpdatePart) else None
         names = [name for name in (by.loss_scale, clip) if name]
         if by.divisor == 1 and not names:
@@ -262,7 +265,7 @@ class StepEnd:
         return [self._tensors[of.gradients[place]][replica] for place, replica in places]
 
     def _distinct_copies(self, parameters: Sequence[str]) -> list[tuple[int, int]]:
-        """The copies that differ: of which parameter, and on which replica."""
+        """Return the copies that differ, as (place of the parameter, replica)."""
         return [
             (place, replica)
             for place, name in enumerate(parameters)

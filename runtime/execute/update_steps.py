@@ -52,7 +52,7 @@ class UpdateStep(Protocol):
     """An update of several parameters."""
 
     def prepare(self, hyperparameters: Hyperparameters) -> None:
-        """Do what a step can do before it writes parameters or states.
+        """Do the part of a step before its writes to parameters or states.
 
         Args:
             hyperparameters: of every update group.
@@ -179,8 +179,11 @@ class UpdateSteps:
     def _joined(
         self, function: Function, parameters: Sequence[TracedParameter]
     ) -> tuple[list[JoinedUpdate], list[TracedParameter]]:
-        """Updates of many small parameters together, and the parameters that are left: what all of
-        them take is a number, as an element of a tensor would not lie beside theirs in a row."""
+        """Return joint updates of many small parameters, and the parameters that are left.
+
+        A parameter is joined only if its inputs besides weight, gradient and states are scalars: in
+        a row, elements of another tensor would not be next to the parameter's own.
+        """
         assert self._run is not None
         alike: dict[tuple[int, ...], list[TracedParameter]] = {}
         together, left = [], []
@@ -201,7 +204,7 @@ class UpdateSteps:
         return together, left
 
     def part(self, part: UpdatePart, scale_of: ScaleOf) -> Callable[[], None]:
-        """What computes of a parameter what others need."""
+        """Return a callable that computes the results of a part, which other updates need."""
         assert self._run is not None
         function, key = self._functions[part.function], (part.gradient, 0)
         weight = self._tensors[part.parameter][0]

@@ -1,7 +1,7 @@
 """Clip gradients before an update: by the norm of all of them, or element by element.
 
-Clipping by a norm multiplies by a number c from 0 to 1; updates divide by 1 / c, together with what
-they divide by anyway. So it costs the norm, and no pass over the gradients of its own.
+Clipping by a norm multiplies by a number c from 0 to 1. Updates divide by 1 / c together with their
+other divisors. So it costs the norm, and no pass over the gradients of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ class GradientNorms:
 def clip_divisor(
     rule: ClipGlobalNorm | ClipGradNorm, norms: Sequence[Tensor], result: Tensor
 ) -> Callable[[], None]:
-    """What makes of norms the number by which to divide, from 1 on, or NaN.
+    """Return a callable that computes the divisor from norms: at least 1, or NaN.
 
     Raises:
         NonFiniteNorm: when called: the norm is not finite, and the rule wants an error.
@@ -76,7 +76,7 @@ def clip_divisor(
 def clip_values(
     gradients: Sequence[Tensor], limit: float, scale: GradientScale | None
 ) -> Callable[[], None]:
-    """What keeps the elements of gradients, which are divided by `scale` later, within a limit."""
+    """Return a callable that clips gradients element by element, before `scale` divides them."""
     own = [gradient.detach() for gradient in gradients]
     one = torch.ones((), dtype=torch.float64, device=own[0].device)
 
@@ -92,6 +92,6 @@ def clip_values(
 
 
 def norm_of_norms(norms: Tensor, p: float) -> Tensor:
-    """The p-norm of what the elements of `norms` are p-norms of."""
+    """Return the p-norm of all tensors together, from the p-norm of each."""
     total: Tensor = torch.linalg.vector_norm(norms, p)
     return total

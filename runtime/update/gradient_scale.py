@@ -13,9 +13,9 @@ class GradientScale:
 
     Args:
         divisor: micro-batches times replicas for an average, times the loss scale if it is fixed.
-        factors: numbers that multiply it: a loss scale, or what clips.
-        dtype: float32 is applied by the fused operators in their own pass; what is to be clipped in
-            float64 wants float64.
+        factors: numbers that multiply it: a loss scale, or the divisor of clipping.
+        dtype: the fused operators apply float32 in their own pass; clipping in float64 needs
+            float64.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class GradientScale:
         self._divisor, self._factors = divisor, tuple(factors)
 
     def follow(self) -> None:
-        """Divide by what the factors make now, from now on."""
+        """Divide by the present product of the factors from now on."""
         if self._factors:
             self.tensor.fill_(self._divisor)
             for factor in self._factors:

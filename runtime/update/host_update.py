@@ -20,7 +20,7 @@ class HostGradients:
     Args:
         totals: by parameter, those of every group of replicas.
         grouped: parameters that have groups.
-        scale: what they are divided by; None for 1.
+        scale: their divisor; None for 1.
     """
 
     totals: Mapping[str, Sequence[Tensor]]

@@ -26,7 +26,7 @@ class ParameterUpdate:
             and so are its states. A call overwrites the gradients.
         states: for every state of the rule, by its name, a list aligned with `parameters`;
             `new_states` of `update_tensors.py` makes them.
-        scale: what the gradients are divided by; None for 1.
+        scale: the divisor of the gradients; None for 1.
         rounding: how half parameters are written; None rounds to the nearest.
 
     Raises:
@@ -70,7 +70,7 @@ class ParameterUpdate:
         self.write()
 
     def prepare(self, values: Sequence[float]) -> None:
-        """Do what a step can do before it writes parameters or states."""
+        """Do the part of a step before its writes to parameters or states."""
         self._values = list(map(float, values))
         for batch in self._batches:
             batch.load()
@@ -89,7 +89,10 @@ class ParameterUpdate:
 
 
 def _counting(counters: Sequence[Tensor]) -> Callable[[], object]:
-    """What adds 1 to every counter; as a Python number, 1 would become a tensor at every step."""
+    """Return a callable that adds 1 to every counter.
+
+    The 1 is a tensor: a Python number would become a tensor at every step.
+    """
     if not counters:
         return lambda: None
     one = torch.ones((), device=counters[0].device)

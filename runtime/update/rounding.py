@@ -16,8 +16,8 @@ from ipu_dynamo.program.random_keys import update_seed
 class StochasticRounding:
     """Writes float32 numbers to halves.
 
-    Invariant: what it draws for a tensor depends on the tensor's name and the arguments of the last
-    `begin`, and not on which tensors were written before: IPUs may update theirs in any order.
+    Invariant: the numbers drawn for a tensor depend only on its name and the arguments of the last
+    `begin`. They do not depend on other tensors: IPUs may update theirs in any order.
     """
 
     def __init__(self) -> None:

@@ -19,9 +19,9 @@ def gains_in_a_row(parameter: Tensor) -> bool:
 
 
 def zeros_in_a_row(likes: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Zeros in the shapes of some tensors on one device, dense and one behind the other.
+    """Return zeros in the shapes of some tensors on one device, dense and one after the other.
 
-    Each is a tensor of its own and no view: torch counts what is written into it by itself.
+    Each is a tensor of its own and no view: torch counts the writes into each separately.
     """
     device = likes[0].device
     row = torch.zeros(sum(like.numel() for like in likes), dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Apply updates that were traced from Python: call functions, and keep what they give."""
+"""Apply updates that were traced from Python: call functions, and keep their results."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from ipu_dynamo.runtime.update.rows import row_of
 
 Hyperparameters = Sequence[Sequence[float]]
 Run = Callable[[list[Tensor]], Sequence[Tensor | None]]
-_GRADIENTS = 1  # among what an update takes: weights, gradients, states
+_GRADIENTS = 1  # index in the inputs of an update: weights, gradients, states
 
 
 class TracedFactors:
@@ -71,9 +71,9 @@ class CompleteGradient:
     """A gradient once it is summed, of which the functions of an update take the quotient.
 
     Args:
-        total: what was summed.
-        gradient: what functions take; `total` is divided into it, or is it.
-        scale: what it is divided by; None for 1.
+        total: the sum.
+        gradient: the functions' argument; `total` is divided into it, or is it.
+        scale: the divisor; None for 1.
     """
 
     def __init__(self, total: Tensor, gradient: Tensor, scale: GradientScale | None) -> None:
@@ -94,12 +94,12 @@ class CompleteGradient:
 
 
 class TracedValues:
-    """What a function makes for others to take, at the end of a step: nothing that lasts.
+    """The results of a function at the end of a step: inputs of others, and lasting variables.
 
     Args:
         run: the function.
-        arguments: what it takes.
-        results: what takes its results; those of lasting variables are written by `write`.
+        arguments: its inputs.
+        results: tensors for its results; `write` writes those of lasting variables.
         lasting: the last results are these variables' next values.
     """
 
@@ -123,14 +123,14 @@ class TracedValues:
         self._next = values[count:]
 
     def write(self) -> None:
-        """Write what lasts."""
+        """Write the lasting variables."""
         if self._lasting:
             foreach_copy_(self._lasting, self._next)
 
 
 @dataclass(frozen=True)
 class TracedParameter:
-    """What one call takes and writes."""
+    """The tensors that one call reads and writes."""
 
     weight: Tensor
     gradient: Tensor
@@ -143,7 +143,7 @@ class JoinedUpdate:
     for gradients and states that lie in one.
 
     Args:
-        run: the function for so many elements, which writes what it is given.
+        run: the function for so many elements, which writes its arguments.
         parameters: with the same numbers.
     """
 
@@ -154,7 +154,7 @@ class JoinedUpdate:
         self._rows: list[Tensor] = []
         self._dense: list[tuple[list[Tensor], Tensor]] = []  # flat views of a column, and its row
         self._other: tuple[list[Tensor], list[Tensor]] = ([], [])
-        self._new: list[Tensor] = []  # parts of the rows, in the shapes of what they are copies of
+        self._new: list[Tensor] = []  # parts of the rows, in their tensors' shapes
         self._targets: list[Tensor] = []
         self._written: list[Tensor] = []  # where they lie
         for place, own in enumerate(zip(*columns, strict=True)):
@@ -191,8 +191,8 @@ class TracedParameterUpdate:
     """The update of parameters by one function, which writes them and their states in place.
 
     Args:
-        run: the function. It returns the weight, in float32, where `rounding` is to write it. None:
-            there are no such parameters.
+        run: the function. It returns the weight in float32 if `rounding` writes it. None: there are
+            no parameters.
         rounding: writes weights in half precision.
         together: updates of others.
     """

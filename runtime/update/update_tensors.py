@@ -21,7 +21,7 @@ class Batch:
     """Parameters of one dtype, with everything an operator needs to update them in one call.
 
     Invariant: after `load` the lists hold the current values, in one dtype and, tensor by tensor,
-    one layout; after `store` the caller's tensors hold the lists' values, the gradients excepted.
+    one layout. After `store` the caller's tensors hold the lists' values, except for gradients.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Batch:
             self.states[name].append(state)
 
     def scale_by(self, divisor: Tensor | None) -> Tensor | None:
-        """Arrange that gradients are divided; return what is left for the fused operator to do.
+        """Arrange that gradients are divided; return the divisor left for the fused operator.
 
         The operators divide in their own pass, but only by a float32 number: `load` does the rest.
         """
@@ -162,7 +162,7 @@ def distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _check(tensor: Tensor, parameter: Tensor, index: int, device: torch.device) -> None:
-    """Refuse what the operators would read as something else."""
+    """Refuse a tensor that the operators would read wrongly."""
     if tensor.shape != parameter.shape:
         raise ValueError(
             f"parameter {index} has shape {list(parameter.shape)}, "

@@ -1,7 +1,7 @@
 """Split a call's tensors into micro-batches, and put returned micro-batches together.
 
-D device iterations, A accumulation steps, G input groups and R replicas: a call's input has
-D*A*G*B rows in the order [D, A, G, B]; outputs have the order [D, A, R, B].
+There are D device iterations, A accumulation steps, G input groups and R replicas. A call's input
+has D*A*G*B rows in the order [D, A, G, B]. Outputs have the order [D, A, R, B].
 Source: PopTorch user guide, "Device iterations", "Gradient accumulation", "Output modes".
 """
 
@@ -38,7 +38,7 @@ class Batching:
 
     @classmethod
     def of(cls, program: Program, group_of: Sequence[int] = ()) -> Self:
-        """What the loops of `program` say.
+        """Read the numbers from the loops of `program`.
 
         Args:
             group_of: for each replica, the input group that it reads; empty: one of its own.

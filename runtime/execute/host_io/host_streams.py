@@ -145,7 +145,7 @@ class HostLink:
     def _received(
         self, inputs: Mapping[str, Tensor], seed: int, step: int
     ) -> list[Sequence[Tensor]]:
-        """For each receive, what it brings to every micro-batch of a call."""
+        """Return for each receive its values, one for every micro-batch of a call."""
         found: dict[tuple[str, torch.device], Sequence[Tensor]] = {}
         received = []
         for receive in self._receives:
@@ -164,7 +164,7 @@ class HostLink:
         seed: int,
         step: int,
     ) -> Sequence[Tensor]:
-        """What a stream brings to every micro-batch of a call, in the order [D, A, R]."""
+        """Return a stream's values for every micro-batch of a call, in the order [D, A, R]."""
         b = self._batching
         if stream.source == "random":
             return random_keys(

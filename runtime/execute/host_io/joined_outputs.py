@@ -10,7 +10,7 @@ from ipu_dynamo.program.ir.layout import dense_strides
 
 
 class JoinedOutput:
-    """What becomes of an output: its blocks, or its sum so far.
+    """The joined value of an output: its blocks, or its sum so far.
 
     Assigning an item adds the value of that micro-batch. One worker adds all, in their order.
 

@@ -1,7 +1,7 @@
-"""Print what micro-batches send, in one order for any number of workers and any schedule.
+"""Print the values that micro-batches send, in the same order for all workers and schedules.
 
-All that one micro-batch prints stands before all of the next, replica by replica. What comes too
-early waits; after a failure it is printed, too.
+The lines of one micro-batch come before those of the next, replica by replica. A value that comes
+too early waits; after a failure it is printed, too.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from ipu_dynamo.runtime.execute.observer import Observer
 
 
 class PrintQueue(Observer):
-    """What is printed in a call.
+    """The values that a call prints.
 
-    Invariant: of the places (micro-batch, stream) all before `_next` are printed, and no other.
+    Invariant: of the places (micro-batch, stream) exactly those before `_next` are printed.
 
     Args:
         printings: of each stream, in the order of a micro-batch.

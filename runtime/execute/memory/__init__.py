@@ -1,4 +1,4 @@
-"""Hold the tensors of a program's variables, wherever they live, and what steps record of them.
+"""Hold the tensors of a program's variables, wherever they live, and the records of steps.
 
-Every variable has one owner, `storage.py`; only what is in streaming memory lies elsewhere.
+`storage.py` owns every variable, except those in streaming memory.
 """

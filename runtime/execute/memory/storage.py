@@ -9,8 +9,8 @@ from torch import Tensor
 from ipu_dynamo.errors import InputError
 from ipu_dynamo.program import Program
 
-# By name, the value that a variable gets on all replicas, with a leading dimension over groups of
-# replicas where it has those; or its values on each replica.
+# By name, the value of a variable on all replicas, or its values on each replica. A value has a
+# leading dimension over groups of replicas if its variable has groups.
 Values = Mapping[str, Tensor | Sequence[Tensor]]
 
 
@@ -48,7 +48,7 @@ class Storage:
         # An entry is set, read and deleted in one operation of the interpreter: without a lock.
         self.waiting: dict[str, Tensor | Sequence[Tensor]] = {}
         self.rewritten: Callable[[Iterable[str]], None] = lambda names: None
-        # As torch counts writes; None: a call was interrupted, what was written since is its own.
+        # As torch counts writes; None: a call was interrupted, and all writes since are its own.
         self._versions: list[int] | None = self._own_versions()
 
     def _frame(self, replica: int) -> list[Any]:
@@ -141,7 +141,7 @@ class Storage:
                 self.waiting[name] = [own.clone() for own in value]
 
     def spread_changes(self) -> None:
-        """Give all replicas what the user has written into the first one's since `own_changes`."""
+        """Copy the user's writes into the first replica since `own_changes` to all replicas."""
         if self._unshared and self._own_versions() != self._versions:
             for name in self._unshared:
                 for replica in range(1, self._program.replicas):
@@ -152,7 +152,7 @@ class Storage:
         self._versions = None
 
     def own_changes(self, *, unless_known: bool = False) -> None:
-        """Say that what was written so far is each replica's own."""
+        """Treat all writes until now as each replica's own."""
         if self._versions is None or not unless_known:
             self._versions = self._own_versions()
 

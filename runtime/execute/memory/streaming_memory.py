@@ -32,7 +32,7 @@ class StreamingMemory:
         self._lock = fork_safe_lock()
 
     def store(self, value: Tensor) -> Kept:
-        """What is kept of a value that leaves its IPU."""
+        """Store a value that leaves its IPU, and return its copy."""
         self._count(Traffic(stored=value.nbytes))
         return Kept(value.to(_HOST), value.device)
 
@@ -55,7 +55,7 @@ class StreamingMemory:
         self._count(Traffic(gathered=(shards - 1) * _shard(variable, shards)))
 
     def scatter(self, value: Tensor, shards: int) -> None:
-        """Give a replica what others add to its shard of a sum."""
+        """Count the bytes that other replicas add to a replica's shard of a sum."""
         self._count(Traffic(scattered=(shards - 1) * _shard(value, shards)))
 
     def _count(self, moved: Traffic) -> None:

@@ -1,8 +1,8 @@
-"""Wait for what other threads change, in a way that a signal's handler may leave at any time.
+"""Wait for changes by other threads, in a way that a signal's handler may leave at any time.
 
-`threading.Condition` locks in functions of Python. A handler that raises as one of these ends
-leaves it locked for good, and other threads wait without end; or unlocked, which its `with` takes
-for an error. `with` a lock of C is one instruction.
+`threading.Condition` locks in functions of Python. If a handler raises as one of these ends, the
+condition may stay locked for good, and other threads wait without end. Or it may be unlocked, and
+its `with` raises an error. `with` a lock of C is one instruction.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""Bind what a program does for every micro-batch to the callables of its functions."""
+"""Bind a program's loop over micro-batches to the callables of its functions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ def stages_of(host: HostProgram, compile_: Callable[[Sequence[Recipe]], Sequence
 
 
 def failure_of(program: Program) -> Failed:
-    """What is raised when a call fails: it names the operator, with stage and source line."""
+    """Return the error for a call that fails: it names operator, stage and source line."""
     calls = program.calls
     functions = {function.name: function for function in program.functions}
 
@@ -62,7 +62,7 @@ def bind_call(
     to the values of `results`.
 
     Args:
-        further: what the registers behind those have in the beginning.
+        further: first values of the registers after the ones in the list.
     """
     writer = TaskWriter(binding, instructions_of_passes(sections(binding.program).loop))
     writer.names["further"] = list(further)

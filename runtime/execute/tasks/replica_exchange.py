@@ -12,7 +12,7 @@ from ipu_dynamo.program.replica_tree import additions
 
 @dataclass
 class _MicroBatch:
-    """What the replicas gave, and which of them took."""
+    """The values of the replicas, and a flag for each that took its result."""
 
     given: list[Tensor | None]
     taken: list[bool]
@@ -34,7 +34,7 @@ class ReplicaExchange:
     _held: dict[int, _MicroBatch] = field(default_factory=dict)
 
     def give(self, place: int, value: Tensor) -> None:
-        """Give a value, which nobody writes any more.
+        """Give a value, which is not written any more.
 
         Args:
             place: of the micro-batch in a call, and of its replica: `micro-batch * replicas +
@@ -59,7 +59,7 @@ class ReplicaExchange:
         return result
 
     def clear(self) -> None:
-        """Forget what a step that failed has left."""
+        """Forget the values of a failed step."""
         self._held.clear()
 
 

@@ -1,4 +1,4 @@
-"""Write what a program does for every micro-batch as Python functions on a list of registers.
+"""Write a program's loop over micro-batches as Python functions on a list of registers.
 
     def pass1(r, k, received, sent):
         r[12] = received[1][k]
@@ -60,7 +60,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Binding:
-    """What the instructions of a program stand for.
+    """Registers, callables and devices of the instructions of a program.
 
     Args:
         registers: by name.
@@ -74,7 +74,7 @@ class Binding:
             device iterations and accumulation steps the call needs; else it needs all. Values of
             streams that are not sent stay in their registers.
         devices: of the IPUs; none: they share one.
-        exchanges: what does collectives, by their results.
+        exchanges: of each collective, by its result.
     """
 
     program: Program
@@ -89,7 +89,7 @@ class Binding:
     exchanges: Mapping[str, ReplicaExchange] = field(default_factory=dict)
 
     def bound(self, instructions: Sequence[Plain]) -> list[Bound]:
-        """What each instruction reads and writes; a call reads what was fetched for it."""
+        """Bind instructions to their registers; a call reads the values fetched for it."""
         owners = {variable.name: variable.ipu for variable in self.program.variables}
         fetched: dict[int, int] = {}
         bound = []
@@ -119,10 +119,10 @@ class TaskWriter:
         passes: all instructions of a micro-batch, by function.
 
     Attributes:
-        names: what the functions know by name.
+        names: the global names of the functions.
         lines: of each function.
-        texts: what each function does, in words: a line for each instruction, such as
-            `r13, r14 = call! step1(r1, r11, !r3); free r11`; `!` is before what a call writes.
+        texts: a description of each function: a line for each instruction, such as
+            `r13, r14 = call! step1(r1, r11, !r3); free r11`; `!` is before a written argument.
     """
 
     def __init__(self, binding: Binding, passes: Sequence[Sequence[Plain]]) -> None:
@@ -165,19 +165,19 @@ class TaskWriter:
         for one, dead in zip(bound, ends, strict=True):
             if isinstance(one.instruction, Collective):
                 source = one.registers[0]
-                # a later call may overwrite what is read again
+                # a later call may overwrite a register that is read again
                 given = f"r[{source}]" if source in dead else f"r[{source}].clone()"
                 exchange, value = self._exchange(one.instruction.result), one.instruction.value
                 self.lines[makers[value]].append(f"{exchange}.give(k, {given})")
 
     def _exchange(self, name: str) -> str:
-        """What the code calls that which does a collective."""
+        """Return the name of a collective's exchange in the code."""
         place = list(self._binding.exchanges).index(name)
         self.names[f"exchange{place}"] = self._binding.exchanges[name]
         return f"exchange{place}"
 
     def _written(self, bound: Bound, dead: Sequence[int]) -> tuple[list[str], str]:
-        """The lines of an instruction, and what it does in words.
+        """Return the lines of an instruction, and its description.
 
         Args:
             dead: the registers that nothing reads afterwards.

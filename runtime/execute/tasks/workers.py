@@ -1,7 +1,7 @@
 """Do the actions of a schedule, one thread per worker; stop all when one fails.
 
-Threads live for one run only: between calls there is none, so a process may fork, and nothing is
-left behind by a failure or an interrupt, whenever it comes.
+Threads live for one run only. So a process may fork between calls, and a failure or an interrupt
+leaves no thread, whenever it comes.
 """
 
 import threading
@@ -26,12 +26,12 @@ from ipu_dynamo.tune.intra_op import set_intra_op_threads
 
 Work = Callable[[int, RunPass], None]  # a worker runs a pass
 Add = Callable[[int, AddGradients], None]
-_Do = Mapping[type, Callable[[int, Any], None]]  # what does the actions of a kind
+_Do = Mapping[type, Callable[[int, Any], None]]  # by kind of action
 _LOST = "a worker's thread ended before its actions"
 _NO_THREAD = "can't start new thread"  # says Python when there is none
 _UNLOCKED = "release unlocked lock"  # says a condition whose wait was interrupted as it ended
 _LOOK = 1.0  # seconds after which a worker that waits looks whether the others are still there
-_START = 0.5  # seconds in which a thread begins whose start was interrupted, if it does at all
+_START = 0.5  # seconds in which a thread begins after an interrupt of its start, if it does at all
 
 
 class Reports:
@@ -209,10 +209,10 @@ def _is_gone(thread: threading.Thread) -> bool:
 
 @dataclass(frozen=True)
 class _Caller:
-    """What threads take over from the one that calls, as it is each thread's own.
+    """The thread-local settings that threads take over from the caller.
 
-    All workers launch on the streams of the caller: so what they launch on a CUDA device runs in
-    the order in which they hand it over, and after what the caller launched there before.
+    All workers launch on the caller's streams. So kernels on a CUDA device run in the order of
+    their launches, and after those that the caller launched before.
     """
 
     threads_each: int
@@ -221,7 +221,7 @@ class _Caller:
     streams: tuple[torch.cuda.Stream, ...]
 
     def take_over(self) -> None:
-        work_for(self.threads)  # what it holds its workers may use
+        work_for(self.threads)  # workers may use the caller's locks
         set_intra_op_threads(self.threads_each)
         for stream in self.streams:
             torch.cuda.set_stream(stream)
@@ -312,8 +312,8 @@ _Arguments = tuple[list[list[_Step]], _Do, _Progress]
 def _start(index: int, calls_from: _Caller, arguments: _Arguments) -> None:
     """Start a worker. After an interrupt of `Thread.start` it may be there, or come yet.
 
-    Where a signal's handler raises in `Thread.start`, that may raise an error of its own instead:
-    what the handler raised is behind it.
+    If a signal's handler raises in `Thread.start`, this may raise an error of its own instead. The
+    handler's error is the context of that one.
     """
     progress = arguments[-1]
     thread = threading.Thread(
@@ -323,7 +323,7 @@ def _start(index: int, calls_from: _Caller, arguments: _Arguments) -> None:
     try:
         thread.start()
     except RuntimeError as error:
-        if str(error) == _NO_THREAD:  # and not what a signal's handler raised
+        if str(error) == _NO_THREAD:  # and no error of a signal's handler
             progress.threads.remove(thread)
         if str(error) == _UNLOCKED:  # as the caller waited for the beginning of the thread
             raise error.__context__ or error from None
@@ -344,7 +344,7 @@ def _end(progress: _Progress) -> None:
 
 
 def _run_thread(index: int, calls_from: _Caller, arguments: _Arguments) -> None:
-    """A worker of its own thread, which takes over what is the caller's thread's own."""
+    """Run a worker in its own thread, with the thread-local settings of the caller."""
     progress, thread = arguments[-1], threading.current_thread()
     try:
         calls_from.take_over()

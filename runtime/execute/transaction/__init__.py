@@ -1,4 +1,4 @@
 """Make every step happen as a whole or not at all, whatever fails or interrupts it.
 
-What an incomplete step has written is undone; signals wait while a step commits.
+The writes of an incomplete step are undone; signals wait while a step commits.
 """

@@ -17,9 +17,9 @@ from ipu_dynamo.runtime.update.traced_update import Run
 class UpdateRecipe(Protocol):
     """Says how the function of a traced update becomes a callable.
 
-    A weight that is kept is returned, and not written; what runs once is not compiled; what does
-    not write returns what the function gives. With a number of elements it is for parameters in a
-    row, and None where those cannot be updated together.
+    With `keep_weight` the weight is returned, and not written. With `once` the function is not
+    compiled. Without `writes` the callable returns the function's results. With a number of
+    elements it is for parameters in a row, and None if those cannot be updated together.
     """
 
     def __call__(
@@ -71,8 +71,11 @@ class UpdateRuns:
         self._waiting: dict[_Key, tuple[Recipe, _Later]] = {}  # for `compile`
 
     def compile(self, recipes: Sequence[Recipe] = ()) -> list[Stage]:
-        """Compile what was asked for since the last time, and other functions with it: what
-        compiles has one run of its compiler. Returns the others' callables."""
+        """Compile the functions requested since the last time, and others in the same run.
+
+        Returns:
+            The callables of `recipes`.
+        """
         own = [keyed(recipe) for recipe, _ in self._waiting.values()]
         stages = self._engine.compile([*recipes, *own]) if recipes or own else []
         for (key, (_, run)), stage in zip(
@@ -90,13 +93,15 @@ class UpdateRuns:
     def updating(
         self, function: Function, device: torch.device, keep_weight: bool, once: bool
     ) -> Run:
-        """One that writes what a function gives."""
+        """Return a callable that writes a function's results."""
         key = function.key, device, keep_weight
         return self._known(key) or self._made(key, function, keep_weight=keep_weight, once=once)
 
     def joined(self, function: Function, device: torch.device, elements: int) -> Run | None:
-        """One that writes what a function gives, for parameters of so many elements in a row; None:
-        they cannot be updated together."""
+        """Return a callable that writes a function's results, for so many elements in a row.
+
+        None if the parameters cannot be updated together.
+        """
         assert self._recipe is not None, "the program has traced updates"
         recipe = self._recipe(
             function, self._threads, keep_weight=False, once=False, writes=True, elements=elements
@@ -107,8 +112,10 @@ class UpdateRuns:
         return self._known(key) or self._later(key, recipe)
 
     def computing(self, function: Function) -> Run:
-        """One that returns what a function gives. What is computed of numbers alone runs operator
-        by operator: it takes less time than to compile it would."""
+        """Return a callable that returns a function's results.
+
+        A function of numbers alone runs operator by operator: compiling it would take longer.
+        """
         key = function.key, None, False
         numbers = all(type_ is None or not type_.shape for type_ in function.inputs)
         return self._known(key) or self._made(
