@@ -27,8 +27,11 @@ class GraphWrite:
 
 
 def add_writes(graph: fx.Graph, writes: Sequence[GraphWrite]) -> None:
-    """Write each sum as soon as its value is there, so that it need not be kept, but in the order
-    of `writes`; and buffers in the end, when all have been read. Results stay results."""
+    """Insert writes: of sums as soon as their values exist, of buffers at the end.
+
+    So a sum's value need not be kept, and all buffers are read before. Sums keep the order of
+    `writes`. Results stay results.
+    """
     last: dict[fx.Node, fx.Node] = {}  # the last write to an accumulator
     placed = {node: place for place, node in enumerate(graph.nodes)}
     order = [write for write in writes if write.rule != "buffer"]
@@ -48,7 +51,7 @@ def add_writes(graph: fx.Graph, writes: Sequence[GraphWrite]) -> None:
 
 
 def _accumulate(graph: fx.Graph, write: GraphWrite, behind: fx.Node) -> fx.Node:
-    """Write a sum behind a node; what is first behind a placeholder is behind all of them."""
+    """Write a sum after a node; after a placeholder means after all of them."""
     while behind.op == "placeholder" and behind.next.op == "placeholder":
         behind = behind.next
     target, value, weight = write.target, write.value, write.weight
@@ -74,8 +77,7 @@ def _call(graph: fx.Graph, target: Any, *args: fx.Node, like: fx.Node) -> fx.Nod
 
 
 def drop_own_memory(graph: fx.Graph) -> None:
-    """Erase the copies that only a write reads, unless another write has changed by then what they
-    are copies of."""
+    """Erase copies that only a write reads, unless another write changes their originals before."""
     written: set[fx.Node] = set()
     for node in list(graph.nodes):
         if node.target not in _WRITES:

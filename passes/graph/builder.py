@@ -25,7 +25,7 @@ def call(
 ) -> fx.Node:
     """Insert a call at the graph's insertion point, placed and blamed where `origin` is.
 
-    `name` is what the node is called, with a number behind it if that is taken.
+    The node is called `name`, with a number after it if that name is taken.
     """
     node = graph.create_node("call_function", target, args, kwargs, name)
     node.meta = {key: origin.meta[key] for key in _INHERITED if key in origin.meta}
@@ -77,8 +77,11 @@ def keep_group(convolution: fx.Node, *products: fx.Node) -> None:
 
 
 def replace(old: fx.Node, new: fx.Node) -> None:
-    """Let the readers of `old` read `new`. It may be laid out in another way: so is then what they
-    make of it, views and results of operators that follow their arguments."""
+    """Let the readers of `old` read `new`.
+
+    If the strides differ, recompute the metadata of users whose layout follows their input: views
+    and layout-preserving operators.
+    """
     old.replace_all_uses_with(new)
     changed = [new] if _strides(new) != _strides(old) else []
     while changed:

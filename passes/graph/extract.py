@@ -1,7 +1,7 @@
-"""Copy operators of one graph into several, which hand each other what they make.
+"""Copy operators of one graph into several graphs, which pass values to each other.
 
-A `Cut` is the plan: where each operator goes, what is made again where it is read, and what things
-are called outside. `Extraction` applies it; its `pieces` map nodes of the graph to their copies.
+A `Cut` is the plan: the piece of each operator, the values that each reader computes again, and the
+names outside. `Extraction` applies it; its `pieces` map nodes of the graph to their copies.
 Operators keep their order and their metadata.
 """
 
@@ -21,8 +21,8 @@ class Cut:
 
     Args:
         place: the piece of every operator that is copied, in the graph's order.
-        inputs: what placeholders are called outside.
-        name: what a value is called outside the piece that makes it.
+        inputs: names of placeholders outside.
+        name: returns the name of a value outside the piece that computes it.
         repeats: whether a piece that reads a value of another one makes it itself.
     """
 
@@ -37,7 +37,7 @@ class Piece:
     """A graph under construction.
 
     Args:
-        copies: what stands for nodes of the original.
+        copies: by node of the original.
         inputs, outputs: by their names outside, in order.
     """
 
@@ -98,18 +98,18 @@ class Extraction:
         return self.copy(node, index) if here else self.read(node, index)
 
     def read(self, node: fx.Node, index: int) -> fx.Node:
-        """The input of a piece for a placeholder, or for what another piece makes."""
+        """Return the input of a piece for a placeholder, or for a value of another piece."""
         if node in self.cut.inputs:
             return self.pieces[index].take(self.cut.inputs[node], node.meta)
         return self.pieces[index].take(self.output(node), {"val": node.meta["val"]})
 
     def copy(self, node: fx.Node, index: int) -> fx.Node:
-        """Copy an operator to a piece, with what it reads."""
+        """Copy an operator to a piece, with its inputs."""
         sources = {source: self.value(source, index) for source in node.all_input_nodes}
         return self.pieces[index].graph.node_copy(node, sources.__getitem__)
 
     def output(self, node: fx.Node) -> str:
-        """Make a value an output of its piece, if it is none; return its name."""
+        """Make a value an output of its piece if it is not one yet; return its name."""
         name, index = self.cut.name(node), self.cut.place[node]
         if name not in self.pieces[index].outputs:
             self.pieces[index].outputs[name] = self.value(node, index)
@@ -121,7 +121,7 @@ def subgraph(
     inputs: Sequence[fx.Node],
     name: Callable[[fx.Node], str] = lambda node: node.name,
 ) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
-    """A graph of `nodes` that takes `inputs`, without an output yet, and what stands for each."""
+    """Return a graph of `nodes` that takes `inputs`, without an output yet, and all copies."""
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in inputs:
         copies[node] = graph.placeholder(name(node))

@@ -52,13 +52,13 @@ def alike(tensor: Tensor, other: Tensor) -> bool:
 
 
 def is_large(total: Tensor, rule: str) -> bool:
-    """Whether an accumulator is worth that what computes a term stores it, or adds it."""
+    """Whether an accumulator is large enough that the operator of a term should store or add it."""
     least = WORTH_STORING if rule == "store" else WORTH_ADDING
     return is_matrix(total) and total.numel() >= least
 
 
 def is_matrix(total: Tensor) -> bool:
-    """Whether what computes a term can store it, or add it."""
+    """Whether the operator of a term can store it, or add it."""
     return total.dtype in _TYPES and total.dim() == 2
 
 
@@ -133,7 +133,7 @@ def add_rows(graph: fx.Graph, total: fx.Node, table: fx.Node, *, origin: fx.Node
 
 
 def erase_unread(node: fx.Node) -> None:
-    """Erase a node that nobody reads, and then what only it read."""
+    """Erase a node without readers, and then the nodes that only it read."""
     pending = [node]
     while pending:
         node = pending.pop()

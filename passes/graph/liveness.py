@@ -8,7 +8,7 @@ from ipu_dynamo.capture.capture import BACKWARD, Joint
 from ipu_dynamo.ops.graph_queries import nbytes, owner
 
 Again = Mapping[fx.Node, Sequence[fx.Node]]  # backward operator: what to repeat right before it
-_Value = tuple[fx.Node, bool]  # whose memory, and whether that of its repetition
+_Value = tuple[fx.Node, bool]  # the owner of memory, and whether it is the owner's repetition
 
 
 def peak_bytes(capture: Joint, again: Again = {}) -> int:  # noqa: B006

@@ -1,4 +1,4 @@
-"""Compute operators on halves in float32, and round what they give."""
+"""Compute operators on halves in float32, and round their results."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -76,5 +76,5 @@ def is_half(node: fx.Node) -> bool:
 
 
 def _wide_dtype(argument: Any) -> Any:
-    """A dtype that an operator is told, for its result or of its input."""
+    """Return float32 for an operator's dtype argument that is float16, else the argument."""
     return torch.float32 if argument is torch.float16 else argument

@@ -1,4 +1,4 @@
-"""Join functions with the writes that follow their calls: what is compiled writes in place.
+"""Join functions with the writes that follow their calls: compiled code writes in place.
 
 Before   (%t, %g) = call @step0(%w, %x);  accumulate (%w..grad) += (%g)
 After    (%t) = call @step0(%w, %x, %w..grad), where aten.add_(%w..grad, %g) follows what makes %g
@@ -35,14 +35,14 @@ from ipu_dynamo.program import (
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A call and what follows it.
+    """A call and the writes after it.
 
     Args:
         number: of the call in the program.
-        writes: what its function is to write.
+        writes: those that its function does.
         kept: its results that something else reads than a write, or nothing at all.
-        separate: writes for a call of their own, behind it.
-        instructions: those that say all this, by number.
+        separate: writes for a call of their own, after it.
+        instructions: those of the writes, by number.
     """
 
     number: int
@@ -136,7 +136,7 @@ class _Writer:
         return replace(call, arguments=names), _built(function, writing, layouts)
 
     def further(self, writes: Sequence[Write], own: Sequence[str | None]) -> tuple[str, ...]:
-        """What writes need beside what a call takes and gives, in the order of their first use."""
+        """Return further values that writes need, besides a call's own, in order of first use."""
         names = [n for w in writes for n in (w.target, w.value, w.weight) if n is not None]
         return tuple(name for name in dict.fromkeys(names) if name not in own)
 
@@ -162,7 +162,7 @@ def _empty(variable: Variable, device: torch.device) -> Tensor:
 def _signature(
     writes: Sequence[Write], names: Sequence[str], results: Sequence[str | None]
 ) -> tuple[object, ...]:
-    """What decides what a function writes, whatever the names are."""
+    """Return a key that is equal for equal writes, whatever their names are."""
 
     def place(name: str | None) -> tuple[str, int] | None:
         if name is None:

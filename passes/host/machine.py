@@ -1,4 +1,4 @@
-"""Say for whom host passes decide: this computer, and what it was told of the program."""
+"""Describe the machine for which host passes decide: this computer and the user's settings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from ipu_dynamo.tune.figures import Figures
 
 @dataclass(frozen=True)
 class Machine:
-    """What runs a program here.
+    """The machine that runs a program.
 
     Args:
         engine: its name: it compiles functions, or runs them operator by operator.
         devices: one for all IPUs, or one for each; none: functions are left on their device.
-        own_tensors: nobody writes a program's tensors without their version counters' notice, as a
-            user can with `weight.data`.
+        own_tensors: the version counter of a program's tensor counts every write to it. A write
+            through `weight.data` would not be counted.
         figures: to decide by; None: those of this machine.
         hyperparameters: hyperparameters of the updates that a call will probably have.
     """

@@ -1,5 +1,5 @@
 """Split the batch of a graph that torch.compile captured into micro-batches.
 
-What an operator does with a part of the batch stands in one table; what is not there is refused.
+One table has the rule of each operator for a part of the batch; other operators are refused.
 `split_batch` gives every value its placement and changes nothing; `cut_batch` follows it.
 """

@@ -69,7 +69,7 @@ def _bind(pattern: str, rank: int) -> Labels:
 
 
 def _spread(node: fx.Node, labels: Labels) -> Labels:
-    """Labels of an operand that broadcasts: what has one element is the same for all."""
+    """Return labels of an operand that broadcasts: a dimension of size 1 is the same for all."""
     sizes = zip(labels, shape_of(node), strict=True)
     return tuple(None if size == 1 else label for label, size in sizes)
 
@@ -190,8 +190,11 @@ def _sliced(op: Operator) -> set[int]:
 
 
 def indexed(op: Operator) -> Row | None:
-    """Rows that a list picks, writes or adds to. An index of a part of the batch picks that part,
-    and what it adds to nothing is partial; what it changes in another tensor meets there."""
+    """Rule for rows that a list picks, writes or adds to.
+
+    An index of a part of the batch picks that part. Its sum on zeros is partial. Its changes of
+    another tensor meet in that tensor.
+    """
     (source, index, *_), axes, rank = op.tensors, op.axes(), len(op.shapes[0])
     if not axes or not isinstance(index, fx.Node) or len(shape_of(index)) != 1:
         return None
@@ -359,8 +362,10 @@ def batch_norm_backward(op: Operator) -> Row | None:
 
 
 def _among_channels(op: Operator) -> bool:
-    """Whether the rows are cut in dim 1, of which each place has statistics of its own: instance
-    norm is batch norm of channels that are those of all rows."""
+    """Whether the rows are cut in dim 1, where each place has its own statistics.
+
+    Instance norm is a batch norm whose channels are those of all rows.
+    """
     placed = op.at[op.args["input"]]
     return isinstance(placed, Shard) and placed.dim == 1
 
@@ -592,9 +597,8 @@ RULES: dict[object, Rule] = {
     print_tensor_op: elementwise,
 }
 LINEAR: frozenset[object] = frozenset(_overloads(_LINEAR))
-# Where all that these read are integers and masks made of inputs, as when a padding mask is looked
-# up for each row, they run before the micro-batches; else after them, if the table does not say how
-# they are split.
+# These run before the micro-batches if they read only integers and masks made of inputs, such as a
+# lookup of a padding mask for each row. Else they run after them, unless the table splits them.
 REPLICATED: frozenset[object] = frozenset(_overloads("index.Tensor index_put median prod"))
 
 

@@ -160,7 +160,7 @@ class _Cutter(Extraction):
             assert list(new.meta["val"].shape) == expected, f"%{node.name} has a wrong rule"
 
     def read(self, node: fx.Node, index: int) -> fx.Node:
-        """The input of a phase for a tensor from outside: an argument, or what another makes."""
+        """Return a phase's input for a tensor from outside: an argument or another's result."""
         placement = self.split.at[node]
         own = placement is Kind.PER_MICRO_BATCH
         if own and node not in self.roles:

@@ -1,10 +1,11 @@
-"""Prove that a row of what a program returns depends on the same row of its inputs only.
+"""Prove that a row of a program's result depends on the same row of its inputs only.
 
 Source   the idea of `split_batch`: with as many micro-batches as there are rows, a value of which
          each has a block is one that has a row for each row of the inputs.
 
-It is a proof by the table of operators: what is not in it, mixes rows, draws random numbers or
-takes values by the position in the batch is refused. What is left may run in parts of any size.
+The proof uses the table of operators. An operator is refused if it is not in the table, mixes rows,
+draws random numbers, or takes values by the position in the batch. A graph of the other operators
+may run in parts of any size.
 """
 
 from collections.abc import Iterator, Mapping
@@ -138,8 +139,10 @@ class _Rows(Planner):
         return super().placement(node, kinds)
 
     def _same_along(self, node: fx.Node, dim: int) -> bool:
-        """Whether a value that no input reaches is the same at every place along `dim`: it says so
-        itself where it has no variable in it, and otherwise the operators that made it."""
+        """Whether a value that no input reaches is the same at every place along `dim`.
+
+        A value without variables is compared; else its operators decide.
+        """
         size = shape_of(node)[dim]
         if size == 1:
             return True
@@ -179,7 +182,7 @@ def _refuse(problem: str, node: fx.Node | None = None, *, where: str = "") -> No
     raise CompileError(problem, node=node, where=where, hint=_HINT, id="free-rows")
 
 
-_OWN_RULES: dict[object, Rule] = {  # of what the table has otherwise, or only inference has
+_OWN_RULES: dict[object, Rule] = {  # other rules than the table's, or operators of inference
     half_partial_sums.matmul: pattern("*i. *.k -> *ik"),
     half_partial_sums.conv: pattern("n.~ ~ -> n.~"),
 }

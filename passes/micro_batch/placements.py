@@ -1,4 +1,4 @@
-"""Say how values stand to the micro-batches of a call, and what a graph is cut into for them."""
+"""Define the placements of values in micro-batches, and the pieces of a graph cut for them."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -40,7 +40,7 @@ Joining = Literal["rows", "sum"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the table says of one call.
+    """The rule of the table for one call.
 
     Args:
         operands: tensors with the labels of their dimensions; others have none.

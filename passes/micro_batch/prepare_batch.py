@@ -1,4 +1,4 @@
-"""Rewrite what has no micro-batch form of its own into operators that have one.
+"""Rewrite operators without a micro-batch form into operators that have one.
 
 Before   %z = aten.new_zeros(%x: f32[m,n], [m, 3])
 After    %z = aten.full([m, 3], 0, dtype=torch.float32, device=torch.device("cpu"))
@@ -64,7 +64,7 @@ class PrepareBatch(GraphPass):
 
 
 def _make_constant(graph: fx.Graph, node: fx.Node) -> None:
-    """`new_zeros` and its like need no tensor but for dtype and device."""
+    """Replace `new_zeros` and its like: they need their tensor only for dtype and device."""
     value, fill = node.meta["val"], _FILLED[node.target]
     if fill is None:
         fill = node.args[2]

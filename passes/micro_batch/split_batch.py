@@ -144,7 +144,7 @@ class Planner:
         return cut or placement is Kind.REPLICATE
 
     def fit(self, op: Operator, row: Row) -> Placements | None:
-        """Cut along the label of what is cut already; None if a row does not allow it."""
+        """Cut along the label of the operands that are cut; None if a row does not allow it."""
         split, node = self.split, op.node
         cut = {
             (labels[placed.dim], placed.outer)
@@ -225,8 +225,8 @@ def _refuse_nothing(split: Split, meetings: list[fx.Node]) -> None:
 def _refuse_layers(capture: Joint, split: Split, meetings: list[fx.Node]) -> None:
     """Raise when a layer, or another stage, has to wait for all micro-batches.
 
-    What reads sums over the batch only, as the gradient of a weight that is computed from
-    parameters, is no layer: it has no rows to work on.
+    An operator that reads only sums over the batch is no layer: it has no rows to work on. An
+    example is the gradient of a weight that is computed from parameters.
     """
     roles = capture.roles()
     causes: dict[fx.Node, fx.Node] = {node: node for node in meetings}

@@ -5,8 +5,8 @@ After    the end of a step as `EmitUpdate` writes it, with an update for the par
          function updates; before the micro-batches the numbers that they take, and after these
          copies of them to the IPUs of their parameters
          Where parameters hang on each other, what they compute of each other, in rounds
-Keeps    the order of parameters. States are variables, named by their parameter; what a step counts
-         is one variable for all that count alike.
+Keeps    the order of parameters. States are variables, named by their parameter. Equal counters of
+         a step are one variable.
 Source   design of this project: optimisers that PopTorch has no rule for run as they are written.
 """
 

@@ -80,7 +80,7 @@ def lift(original: fx.GraphModule) -> Lifted:
 
 
 def _call(origin: fx.Node, target: Any, *args: Any) -> fx.Node:
-    """Insert a call, which is computed again if what it stands for was."""
+    """Insert a call, which is recomputed if the node in its place was."""
     node = call(origin.graph, target, *args, origin=origin)
     if origin.meta.get(RECOMPUTED):
         node.meta[RECOMPUTED] = True

@@ -195,9 +195,12 @@ def _move_in_micro_batch(loop: Iterable[Plain], located: Located) -> list[Plain]
 
 
 def _move_after_step(after: Iterable[Plain], located: Located) -> list[Plain]:
-    """Load before every update the weights and states that it changes; after it gather what it
-    changed in shards and every replica holds whole, and store what was loaded; store the
-    accumulators at the end."""
+    """Move variables around every update.
+
+    Before it load the weights and states that it changes. After it gather variables that it changed
+    in shards if every replica holds them whole, and store the loaded ones. Store accumulators at
+    the end.
+    """
     moved = [step for instruction in after for step in move_around(instruction, located)]
     return moved + [s for v in located.values() if v.kind == "accumulator" for s in _store(v)]
 

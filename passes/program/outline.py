@@ -6,8 +6,8 @@ Keeps    every operator and their order, so every bit; views and constants are r
          are read. Blocks are looked for as if functions wrote their gradients and buffers: so they
          are compiled. They are equal when structure, layouts and numbers are: other constants,
          other probabilities or other sizes are another function. Other streams of random numbers
-         are not: `LiftStreams` passes these to the blocks. Sums are written behind the piece that
-         makes the value, buffers behind the last.
+         are not: `LiftStreams` passes these to the blocks. Sums are written after the piece that
+         computes the value, buffers after the last.
 Source   PopART user guide, "Subgraph outlining": repeated blocks share their code.
 """
 
@@ -82,7 +82,7 @@ def _together(count: int, least: int) -> int:
 
 
 def _token(node: fx.Node, layouts: Mapping[fx.Node, str]) -> object:
-    """What equal operators of two blocks have in common, whatever they read."""
+    """Return a token that is the same for equal operators of two blocks, except inputs."""
     if STREAM in node.meta:
         return node.meta[STREAM][0]
     return node_text(node, partial(write, name_of=layouts.__getitem__, otherwise=repr), str)
@@ -148,14 +148,14 @@ def _with_writes(part: Part) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
 
 
 def _original(node: fx.Node, originals: Mapping[fx.Node, fx.Node], graph: fx.Graph) -> fx.Node:
-    """What a node is a copy of; for a write the next node that is one, or the output."""
+    """Return the original of a node; for a write that of the next copy, or the output."""
     while node not in originals and node.op != "output":
         node = node.next
     return originals.get(node) or graph.output_node()
 
 
 def _cuts_loss(graph: fx.Graph, starts: Sequence[fx.Node]) -> bool:
-    """Whether a start lies between a serialised loss and what reads its sums, which become one."""
+    """Whether a start is between a serialised loss and the readers of its sums: they are fused."""
     place = {node: index for index, node in enumerate(graph.nodes)}
     for loss in graph.find_nodes(op="call_function", target=serialized_loss):
         readers = [place[reader] for item in loss.users for reader in item.users]
@@ -265,7 +265,7 @@ class _Cutter(Extraction):
         return next(index for index, piece in self.pieces.items() if result in piece.outputs)
 
     def name(self, node: fx.Node) -> str:
-        """What a value is called outside the piece that makes it."""
+        """Return the name of a value outside the piece that computes it."""
         if node not in self.known:
             name = node.name
             while name in self.taken:
@@ -276,8 +276,10 @@ class _Cutter(Extraction):
 
 
 def _repeats(node: fx.Node, place: Mapping[fx.Node, int]) -> bool:
-    """Whether pieces that read `node` make it themselves: constants, and views of what the piece
-    that looks at it has not made."""
+    """Whether pieces that read `node` compute it again.
+
+    These are constants, and views of values from another piece.
+    """
     return makes_constant(node) or (is_view(node) and place.get(root(node)) != place[node])
 
 
@@ -294,7 +296,7 @@ def _places(operators: Sequence[fx.Node], starts: Sequence[int]) -> dict[fx.Node
 
 
 def _part(part: Part, piece: Piece, order: Mapping[str, int], writes: Sequence[PartWrite]) -> Part:
-    """A finished piece: without what it need not repeat, its results in the order of operators."""
+    """Finish a piece: remove needless repetitions, and sort its results by operator."""
     piece.outputs = dict(sorted(piece.outputs.items(), key=lambda item: order.get(item[0], -1)))
     piece.prune(lambda node: is_view(node) or makes_constant(node))
     return replace(

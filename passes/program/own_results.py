@@ -1,9 +1,9 @@
-"""Give what is written to a variable memory of its own, where it would share that of another value.
+"""Give a value that is written to a variable its own memory, if it shares that of another value.
 
 Before   (%t) = backward0(%g): t = aten.t(%mm), and %mm is a result, too; t is written
 After    (%t) = backward0(%g): t = aten.clone(aten.t(%mm))
 Keeps    every value. Where a function is joined with its writes, the copy goes: `InlineWrites`.
-Source   design of this project: functions are pure, and share no memory between what they write.
+Source   design of this project: functions are pure, and the values that they write share no memory.
 """
 
 from collections.abc import Collection

@@ -134,7 +134,7 @@ def _split(part: Part, sums: Sequence[Sum], taken: set[str]) -> Part:
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """`name`, or with a mark behind it if something else is called so; it is taken then."""
+    """Take `name`, with a mark after it if the name is taken already."""
     while name in taken:
         name += "'"
     taken.add(name)

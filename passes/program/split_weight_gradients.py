@@ -40,8 +40,10 @@ class SplitWeightGradients(Pass):
 
 
 def _split_turns(turns: Sequence[Part], read: Collection[str]) -> list[Part]:
-    """The parts of a stage pass between exchanges of replicas; their weight gradients come last,
-    where no later turn writes the same sums, or changes what they read."""
+    """Split the parts of a stage pass between exchanges of replicas.
+
+    Weight gradients come last, unless a later turn writes the same sums, or changes their inputs.
+    """
     early: list[Part] = []
     late: list[Part] = []
     for number, part in enumerate(turns, 1):
@@ -139,7 +141,7 @@ def _renamed(write: PartWrite, stage: int) -> PartWrite:
 
 
 def _needed(nodes: list[fx.Node], results: set[fx.Node]) -> set[fx.Node]:
-    """What `results` need; all else is for accumulators only."""
+    """Return the nodes that `results` need; all others are for accumulators only."""
     needed = set(results)
     for node in reversed(nodes):
         if node in needed:
@@ -153,7 +155,7 @@ def _needed(nodes: list[fx.Node], results: set[fx.Node]) -> set[fx.Node]:
 def _counted_early(
     nodes: list[fx.Node], early: set[fx.Node], counted: set[fx.Node]
 ) -> set[fx.Node]:
-    """What counts elements of gradients that are there `early`, so that they need not be kept.
+    """Return the nodes that count elements of `early` gradients, so that these need not be kept.
 
     Args:
         counted: the numbers of elements that are added to counters.

@@ -1,4 +1,4 @@
-"""Rewrite what the functions of a HostProgram compute, in copies of them.
+"""Rewrite the functions of a HostProgram, in copies of them.
 
-The program beside them stays as it is. What a function returns, and what is written, stays too.
+The original program stays as it is. A function's results and writes stay, too.
 """

@@ -37,7 +37,7 @@ class Accumulation:
         write: stores the term in its accumulator, or adds it.
         loop: computes it.
         transposed: the accumulator has its dimensions in the other order.
-        tables: later writes, of what is the gradient of an embedding.
+        tables: later writes, of the gradient of an embedding.
     """
 
     write: fx.Node

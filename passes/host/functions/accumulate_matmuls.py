@@ -122,7 +122,7 @@ def apply(graph: fx.Graph, accumulation: Accumulation) -> None:
 
 
 class AccumulateMatmuls(Pass):
-    """The pass. `forced`: whether to, whatever the size."""
+    """The pass. `forced`: whether to rewrite, regardless of size."""
 
     level = "host"
     choices = (True, False)

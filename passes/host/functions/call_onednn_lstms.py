@@ -36,7 +36,7 @@ _WORKSPACE = 3
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """An LSTM layer that oneDNN computes, with its gradients unless nobody reads its gates."""
+    """An LSTM layer that oneDNN computes, with its gradients if an operator reads its gates."""
 
     forward: fx.Node
     backward: fx.Node | None
@@ -100,7 +100,7 @@ def _replace(graph: fx.Graph, layer: Layer) -> None:
 
 
 def _move_parts(old: fx.Node, new: fx.Node) -> None:
-    """Let the results of `old` be those of `new`; what nobody reads goes."""
+    """Replace the results of `old` by those of `new`; erase unread ones."""
     for part in list(old.users):
         if part.users:
             part.replace_input_with(old, new)

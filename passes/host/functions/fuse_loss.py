@@ -82,7 +82,7 @@ def _blocks(loss: fx.Node, *, all_sizes: bool) -> int:
 
 
 def _gradients(loss: fx.Node) -> fx.Node | None:
-    """The loop that computes the gradients, if nothing else reads what the first one leaves."""
+    """Return the loop that computes the gradients, if only it reads the results of the first."""
     readers = {reader for item in loss.users if item.args[1] != 0 for reader in item.users}
     if len(readers) != 1:
         return None

@@ -21,8 +21,8 @@ def rewrite_functions(
 
     Args:
         rewrite: changes a copy of a function's graph in place.
-        plan: reads a function's graph only, and gives what is to be rewritten there.
-        decision: what is decided for each of them.
+        plan: reads a function's graph only, and returns the rewrites to do there.
+        decision: the decision for each of them.
     """
     functions: dict[str, Function] = {}
     decisions: list[Decision] = []

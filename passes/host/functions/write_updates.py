@@ -33,7 +33,7 @@ def _writing(function: Function, *, keep_weight: bool) -> Function:
 
 
 def _direct(result: fx.Node, target: fx.Node) -> fx.Node:
-    """What a result is a copy of, where that is its own target."""
+    """Return a result's own target if the result is a copy of it, else the result."""
     if result.target is aten.clone.default and result.args[0] is target:
         return target
     return result

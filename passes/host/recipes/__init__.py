@@ -1,4 +1,4 @@
 """Decide how each function becomes a callable on this machine, one function at a time.
 
-From `MakeRecipes` on every function has a recipe; what follows rewrites recipes, never functions.
+`MakeRecipes` gives every function a recipe. Later passes rewrite recipes, never functions.
 """

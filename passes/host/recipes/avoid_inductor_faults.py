@@ -183,7 +183,7 @@ def _order(node: fx.Node) -> list[int]:
 
 
 def _is_computed(node: fx.Node) -> bool:
-    """Whether a pad reads what an operator computes, element by element."""
+    """Whether a pad reads the result of an operator, element by element."""
     base = _base(node.args[0])
     assert isinstance(base, fx.Node)
     return base.op == "call_function"

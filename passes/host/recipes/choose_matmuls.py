@@ -37,7 +37,7 @@ _RESHAPES = {aten.view.default, aten._unsafe_view.default}
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """A matmul and what was decided for it.
+    """A matmul and the decision for it.
 
     Args:
         node: computes it.
@@ -108,7 +108,7 @@ def apply(function: Function, matmuls: Sequence[Matmul]) -> tuple[Function, tupl
 def decisions_of(
     matmuls: Iterable[Matmul], choice: MatmulChoice, *, by: str, function: str
 ) -> list[Decision]:
-    """What was decided for matmuls, by class."""
+    """Return the decisions for matmuls, by class."""
     counts = Counter((matmul.of, matmul.way) for matmul in matmuls)
     reason = "it is forced" if choice.forced else ""
     return [
@@ -180,7 +180,7 @@ def _accumulated(graph: fx.Graph, node: fx.Node, total: fx.Node, a: fx.Node, b: 
 
 
 def _reshaped(graph: fx.Graph, value: fx.Node, like: fx.Node) -> fx.Node:
-    """What takes the place of an activation that has moved: its input, with its source line."""
+    """Insert the replacement of an activation that has moved: its input, with its source line."""
     shape = list(like.meta["val"].shape)
     view = graph.call_function(aten.view.default, (value, shape))
     view.meta = dict(like.meta)

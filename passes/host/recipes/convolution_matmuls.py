@@ -1,6 +1,6 @@
 """Compute convolutions of images as matmuls: the patches of the image times the weight.
 
-Compilers fuse the copying of patches with what is around it. Where images are small or have few
+Compilers fuse the copying of patches with the operators around it. If images are small or have few
 channels, that takes less time than a library of convolutions, which rearranges the weight first.
 Source: Chellapilla, Puri and Simard, High performance convolutional neural networks (2006).
 """

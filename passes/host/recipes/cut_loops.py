@@ -57,7 +57,7 @@ def has_loop(graph: fx.Graph) -> bool:
 
 
 def cut(graph: fx.Graph) -> tuple[Segment, ...]:
-    """The segments in the order in which they run, which is the graph's."""
+    """Cut a graph into segments; they run in the order of the graph."""
     groups: list[list[fx.Node]] = [[]]
     own: dict[fx.Node, list[fx.Node]] = {}  # the group of each loop
     for node in graph.nodes:

@@ -49,10 +49,10 @@ def run_by(function: Function) -> tuple[Function, ...]:
 
 
 def _settings(threads: int | None) -> tuple[tuple[str, bool | int], ...]:
-    """What Inductor is told for a function.
+    """Return Inductor's settings for a function.
 
-    Half-precision results are rounded after every operator, also inside a fused kernel, so that
-    they are what the eager engine computes.
+    Half-precision results are rounded after every operator, also inside a fused kernel. So they
+    equal those of the eager engine.
     """
     settings: dict[str, bool | int] = {"emulate_precision_casts": True, "fallback_random": True}
     if threads is not None:

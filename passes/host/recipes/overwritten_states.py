@@ -26,12 +26,12 @@ _ROUNDING = {aten.div.Tensor_mode, aten.div.Scalar_mode}
 def overwritten_states(graph: fx.Graph, count: int) -> tuple[int, ...]:
     """Those of the first `count` inputs whose new values may take their memory.
 
-    A step's new states are its first results. One loop of generated code may write a new state
-    where it reads the old one, if it reads each element where it writes it: so the new state has
-    the old one's layout, and what else is computed from the old one, up to matmuls, which are calls
-    of their own, is elementwise. In which order these calls are is known when they are recorded.
-    There it is also tried with random values, all of which have to count: what chooses between
-    values or hides some is refused, but for momentum that begins with the first gradient.
+    A step's new states are its first results. One loop of generated code may overwrite an old state
+    with the new one if it reads each element just where it writes it. So both have the same layout,
+    and all operators on the old state are elementwise, up to matmuls, which are calls of their own.
+    The order of these calls is known when they are recorded. The recorder also tries random values,
+    all of which have to count. So operators that choose between values or hide some are refused,
+    except for momentum that begins with the first gradient.
     """
     inputs = graph.find_nodes(op="placeholder")[:count]
     results = graph.output_node().args[0]
@@ -44,7 +44,7 @@ def overwritten_states(graph: fx.Graph, count: int) -> tuple[int, ...]:
 
 
 def _is_free(state: fx.Node) -> bool:
-    """Whether what is computed from a state is elementwise, up to matmuls and results."""
+    """Whether the operators on a state are elementwise, up to matmuls and results."""
     readers = _readers(state)
     return all(
         reader.op == "output" or _is_elementwise(reader, state) or _is_a_call(reader)
@@ -53,7 +53,7 @@ def _is_free(state: fx.Node) -> bool:
 
 
 def _readers(state: fx.Node) -> set[fx.Node]:
-    """What generated code may compute in the loop that reads a state."""
+    """Return the nodes that generated code may compute in the loop that reads a state."""
     found: set[fx.Node] = set()
     waiting = [*state.users]
     while waiting:
@@ -82,7 +82,7 @@ def _matrices(node: fx.Node) -> Iterator[torch.Size]:
 
 
 def _is_elementwise(node: fx.Node, state: fx.Node) -> bool:
-    """Whether each element hangs on that element of the state, where states are not 0."""
+    """Whether each element depends on that element of the state, where states are not 0."""
     target = node.target
     if not isinstance(target, OpOverload) or _layout(node) != _layout(state):
         return False
@@ -92,7 +92,7 @@ def _is_elementwise(node: fx.Node, state: fx.Node) -> bool:
 
 
 def _begins(node: fx.Node, state: fx.Node) -> bool:
-    """Whether `where(number == 0, first, %other)` takes from the state what it takes otherwise."""
+    """Whether a node is `where(number == 0, first, %other)`, of which `first` reads no state."""
     condition, first = node.args[:2]
     if not isinstance(condition, fx.Node) or condition.target is not aten.eq.Scalar:
         return False

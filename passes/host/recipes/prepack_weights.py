@@ -21,10 +21,10 @@ class PrepackWeights(RecipePass):
     """The pass.
 
     Args:
-        own_tensors: nobody writes weights without their version counters' notice, as a user can
-            with `weight.data`.
+        own_tensors: the version counter of a weight counts every write to it. A write through
+            `weight.data` would not be counted.
         figures: to decide by; None: those of this machine.
-        forced: whether to pack all that can be, whatever it is worth.
+        forced: whether to pack all weights where possible, regardless of the gain.
     """
 
     choices = (True, False)

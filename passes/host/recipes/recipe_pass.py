@@ -18,14 +18,14 @@ class RecipePass(Pass):
 
     @abstractmethod
     def rewrite(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
-        """What becomes of a recipe, perhaps the same, and what was decided.
+        """Return the new recipe, or the same one, and the decisions.
 
         Args:
-            host: what calls the function, if that is known.
+            host: the caller of the function, if it is known.
         """
 
     def with_bodies(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
-        """What becomes of a recipe, and of those of the bodies that it runs."""
+        """Rewrite a recipe, and those of the bodies that it runs."""
         rewritten = [self.with_bodies(body, host) for body in recipe.bodies]
         decisions = [decision for _, decided in rewritten for decision in decided]
         bodies = tuple(body for body, _ in rewritten)

@@ -1,4 +1,4 @@
-"""Run operator by operator what a compiler would make no code of its own for.
+"""Run a function operator by operator if a compiler would generate no code of its own for it.
 
 Before   recipe backward0: inductor, of %d = aten.mm(%a, %b) alone
 After    recipe backward0: eager

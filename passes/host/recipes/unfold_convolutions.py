@@ -62,7 +62,7 @@ def plan(
     Args:
         choice: of matmuls; where one library is forced, it computes convolutions, too. None: the
             one in force.
-        forced: matmuls compute all, or none, whatever they take.
+        forced: matmuls compute all convolutions, or none, regardless of the time.
     """
     if forced is None and (choice or matmul_choice()).forced is not None:
         return {}
@@ -85,7 +85,7 @@ def uses_of(functions: Iterable[Function]) -> tuple[ConvolutionUse, ...]:
 
 
 def _shape_of(node: fx.Node) -> ConvolutionShape | None:
-    """What a node computes, if it is a small convolution that matmuls can compute."""
+    """Return the shape of a small convolution that matmuls can compute; None for others."""
     mask: tuple[bool, ...] = ()
     if node.target is aten.convolution.default:
         x, weight, bias, stride, padding, *rest = node.args
@@ -187,7 +187,7 @@ class UnfoldConvolutions(RecipePass):
 
     Args:
         figures: to decide by; None: those of this machine.
-        forced: whether to unfold all that can be, whatever it is worth.
+        forced: whether to unfold all convolutions where possible, regardless of the gain.
     """
 
     choices = (True, False)

@@ -41,11 +41,11 @@ from ipu_dynamo.tune.costs import PASSES_OF_ADDING, SHARE_OF_ADDING, WORTH_DEFER
 
 
 def why_not_deferred(program: Program) -> str | None:
-    """What keeps the micro-batches of a step from running side by side, in words; None: nothing,
-    as they depend on each other by sums of gradients only.
+    """Return why the micro-batches of a step cannot run side by side.
 
-    They have to run one stage on one IPU of one replica, which changes nothing but accumulators,
-    and draws no number from torch's generator.
+    None: they can, as they depend on each other by sums of gradients only. They have to run one
+    stage on one IPU of one replica. This stage changes nothing except accumulators, and draws no
+    number from torch's generator.
     """
     if program.kind != "training":
         return "nothing is trained"
@@ -74,7 +74,7 @@ def _only_adds(function: Function) -> bool:
 
 
 def _additions(function: Function) -> list[fx.Node]:
-    """The additions to an input that nobody reads."""
+    """Return the additions to an input whose results no operator reads."""
     inputs = set(function.graph.graph.find_nodes(op="placeholder"))
     additions = [n for n in function.operators if _adds(n) and n.args[0] in inputs and not n.users]
     only_added = {n.args[0] for n in additions} - {
@@ -93,7 +93,7 @@ def _adds(node: fx.Node) -> bool:
 
 
 def _places(function: Function) -> list[int]:
-    """Which arguments a function adds to, in the order of its additions."""
+    """Return the numbers of the arguments that a function adds to, in order of its additions."""
     inputs = function.graph.graph.find_nodes(op="placeholder")
     place = {node: index for index, node in enumerate(inputs)}
     return [place[node.args[0]] for node in _additions(function)]
@@ -122,12 +122,12 @@ def defer(program: Program) -> Deferred:
 
 
 def _part(accumulator: str, number: int) -> str:
-    """What one micro-batch adds, the first time or later."""
+    """Name the part that one micro-batch adds, the first time or later."""
     return made_of(accumulator, f"part{number or ''}")
 
 
 def _without_additions(function: Function) -> Function:
-    """A function that returns what it added to inputs, which it has no longer."""
+    """Copy a function without its additions to inputs: it returns the terms instead."""
     additions = _additions(function)
     dropped = {*additions, *(node.args[0] for node in additions)}
     graph = fx.Graph()
@@ -164,7 +164,7 @@ def _added(graph: fx.Graph, addition: fx.Node, copies: Mapping[Any, fx.Node]) ->
 
 
 class DeferAccumulation(Pass):
-    """The pass. `forced`: whether to, whatever it is worth."""
+    """The pass. `forced`: whether to defer, regardless of the gain."""
 
     level = "host"
     choices = (True, False)

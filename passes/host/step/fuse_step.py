@@ -66,7 +66,7 @@ class FuseStep(Pass):
     Args:
         compiles: functions are compiled, and not run operator by operator.
         hyperparameters: hyperparameters that the function is made for.
-        forced: whether to, whatever it is worth.
+        forced: whether to fuse, regardless of the gain.
     """
 
     level = "host"
@@ -214,7 +214,7 @@ class _Fusing:
         return {n: node and copies[node] for n, node in pairs if n}, gradients
 
     def stored(self, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> fx.Node:
-        """What an operator stores."""
+        """Return the value that an operator stores."""
         if node.target is aten.copy_.default:
             return copies[node.args[1]]  # type: ignore[index]
         a, b = node.args[2:]

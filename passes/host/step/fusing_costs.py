@@ -49,7 +49,7 @@ class FusingCosts:
     Args:
         gained: seconds of each step.
         compiling: seconds, once.
-        nbytes: what is held twice.
+        nbytes: bytes that are held twice.
     """
 
     gained: float
@@ -96,7 +96,7 @@ def calls_of(after: Sequence[Plain]) -> int:
 
 
 def why_not_fused(program: Program) -> str | None:
-    """What keeps a step and its update from being one function, in words; None: nothing does.
+    """Return why a step and its update cannot be one function; None: they can.
 
     It has to be one call, and an update of float32 numbers by known rules.
     """
@@ -144,7 +144,7 @@ def _types_fit(program: Program, updates: Sequence[Update]) -> bool:
 
 
 def _only_stores(function: Function) -> bool:
-    """Whether all that a function writes in place it writes once, by a store nobody reads."""
+    """Whether a function writes in place only by stores, once for each tensor, all unread."""
     stored: set[object] = set()
     for node in function.operators:
         if node.op != "call_function":
