@@ -32,7 +32,7 @@ Problems = Iterator[str]
 
 @dataclass(frozen=True)
 class Invariant:
-    """What holds of a level.
+    """A claim that holds at a level.
 
     Args:
         since: the passes that establish it; empty: it holds from the beginning.

@@ -1,4 +1,4 @@
-"""Hold once what passes share: the name, the options, planning and applying, what has changed."""
+"""Hold the shared parts of passes: the name, the options, planning and applying, the changes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -91,7 +91,7 @@ class Part:
     Args:
         inputs: names of placeholders and of values that earlier parts made, in calling order.
         outputs: names of the values that `graph` returns.
-        writes: what it gives variables, in order.
+        writes: its writes to variables, in order.
         phase: when it runs, in a phased strategy.
         name: of its function, if that is not made of direction and stage.
         turn: after how many exchanges of replicas it comes in its stage and direction.
@@ -168,10 +168,10 @@ class Partitioned:
     Args:
         returned: for each `value` output of the capture, the name of its value.
         changed: for each input that the model changes in place, the name of its new value.
-        capture: what was cut, with the roles of its inputs.
-        collectives: what replicas exchange between parts, by result.
+        capture: the graph that was cut, with the roles of its inputs.
+        collectives: exchanges of replicas between parts, by result.
         moves: the values that leave the chip between phases; `OffloadActivations` plans them.
-        inputs, outputs: what the host brings and gets, from `EmitStreams` on.
+        inputs, outputs: values that the host brings and gets, from `EmitStreams` on.
     """
 
     parts: tuple[Part, ...]
@@ -185,7 +185,7 @@ class Partitioned:
 
     @property
     def reads(self) -> set[str]:
-        """What is returned, exchanged between replicas, or read by parts, by name."""
+        """Return the names of values that are returned, exchanged by replicas, or read by parts."""
         read = {*self.returned, *self.changed.values()}
         read.update(collective.value for collective in self.collectives.values())
         read.update(name for part in self.parts for name in part.reads)
@@ -219,7 +219,7 @@ class SplitCapture:
 
 @dataclass(frozen=True)
 class BatchPieces:
-    """What runs before the micro-batches, in each of them, and after.
+    """The pieces that run before the micro-batches, in each of them, and after.
 
     Args:
         pieces: those that do anything, in order.

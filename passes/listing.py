@@ -25,7 +25,7 @@ _COLUMN = 96  # where notes begin
 
 
 def listing(model: SplitCapture | Update) -> str:
-    """Operators with their types, and what the level knows of each; then its tables."""
+    """List operators with their types and annotations of the level; then the level's tables."""
     if isinstance(model, SplitCapture):
         return "\n".join(_split_lines(model))
     if isinstance(model, Function):

@@ -20,10 +20,10 @@ WITHOUT = "IPU_DYNAMO_WITHOUT"  # environment variable: passes to leave out, wit
 
 @dataclass(frozen=True, slots=True)
 class PassRun:
-    """What a pass did.
+    """The outcome of a pass.
 
     Args:
-        changed: whether it changed the graph or what is known of it, or made a new level.
+        changed: whether it changed the graph or its annotations, or made a new level.
         before, after: operators.
     """
 
@@ -56,10 +56,10 @@ class PassManager:
     """Run passes on one model, in one or several calls.
 
     Args:
-        graph: what to call the model, for the folder of its dumps.
-        first: what to call what is there before the first pass.
-        watch: is called with what is there before the first pass, and after each.
-        runs: what was done.
+        graph: name of the model, for the folder of its dumps.
+        first: name of the level before the first pass.
+        watch: is called with the model before the first pass, and after each.
+        runs: outcomes so far.
     """
 
     graph: str
@@ -70,11 +70,11 @@ class PassManager:
     dump: Dump | None = None
 
     def run(self, passes: Sequence[Pass], model: Model) -> Model:
-        """What `passes` make of `model`.
+        """Run `passes` on `model`, and return the result.
 
         Raises:
-            Exception: what a pass raises; a note names the pass.
-            AssertionError: a pass leaves what must not be at its level.
+            Exception: the error of a pass; a note names the pass.
+            AssertionError: a pass breaks an invariant of its level.
         """
         if self.dump is None:
             self.dump = Dump.begin(self.graph)

@@ -263,7 +263,7 @@ def joint_passes(options: Options) -> list[Pass]:
 
 
 def program_passes(options: Options, owners: Owners = NO_OWNERS) -> list[Pass]:
-    """From the graph in which all is decided to a program that sums gradients.
+    """Return the passes from the complete graph to a program that sums gradients.
 
     Args:
         owners: IPUs of variables that another program has placed.
@@ -339,12 +339,12 @@ def retrace(
 
 
 def host_passes(options: Options, machine: Machine = ANY_MACHINE) -> list[Pass]:
-    """From a program to what this computer does for it."""
+    """Return the passes from a program to the host's program for this computer."""
     return [*writing_passes(options, machine), *form_passes(options, machine)]
 
 
 def writing_passes(options: Options, machine: Machine) -> list[Pass]:
-    """From a program to one whose functions write, on their devices: what caches keep."""
+    """Return the passes to a program whose functions write, on their devices; caches keep it."""
     return left_out(_writing_passes(machine), options)
 
 
@@ -379,7 +379,7 @@ def update_recipe(
     Args:
         keep_weight: it returns the new weight, and does not write it.
         once: it runs operator by operator, as it runs once: to compile it would take longer.
-        writes: it writes weight and states; else it returns what the function gives.
+        writes: it writes weight and states; else it returns the function's results.
         elements: of parameters that are updated together, in a row; None: one has its own shape.
     """
     if elements is not None and not can_join(function):
@@ -569,8 +569,12 @@ def run_host_passes(
     passes: Passes | None = None,
     manager: PassManager | None = None,
 ) -> HostProgram:
-    """What this computer does for `program`, as `passes` decide, of which the first is
-    `InlineWrites`, or as they decide further; None: all of them with default options."""
+    """Run host passes on `program`, and return this computer's program for it.
+
+    Args:
+        program: a program, with `InlineWrites` as the first pass, or the result of earlier passes.
+        passes: None: all host passes with default options.
+    """
     manager = PassManager("program", first="program") if manager is None else manager
     with compile_lock():
         host = manager.run(host_passes(Options()) if passes is None else passes, program)
@@ -622,7 +626,7 @@ def left_out(passes: Passes, options: Options) -> list[Pass]:
 
 
 def start_gradient(options: Options) -> float:
-    """What the backward pass begins with, at the loss."""
+    """Return the gradient of the loss with which the backward pass begins."""
     if options.reduction == "mean" and options.mean_strategy == "post_and_loss":
         return options.loss_scale / options.replicas
     return options.loss_scale

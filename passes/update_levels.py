@@ -33,7 +33,7 @@ class UpdateStep:
     """One step of an optimiser as a graph of tensors.
 
     Args:
-        recorded: what it was made of. Both have the same placeholders.
+        recorded: the step it was made from. Both have the same placeholders.
         graph: it returns the new values of parameters, in float32 for halves, those of the leaves
             that change, and a b8[] for each condition.
         places: where each value is computed that depends on a parameter, a gradient or a state.

@@ -1,4 +1,4 @@
-"""Compute in tensors what a graph computes by reading a tensor's values, where shapes allow it.
+"""Compute with tensors instead of numbers read from a tensor's values, if shapes allow it.
 
 Before   %u = aten._local_scalar_dense(%x: i32[])
          %y = aten.scalar_tensor(%u, dtype=torch.float64)
@@ -20,8 +20,8 @@ After    %all = aten.ones_like(%x, dtype=torch.bool)
 Keeps    values up to the order of a sum, shapes, dtypes, source lines.
 Source   programs have static shapes, and no value of a tensor decides what runs.
 
-The first is a number of the model (`x.item()`) that becomes a tensor again; then comes a number
-that the model returns, or where a result is cut from an input. The others are
+The first case is a number of the model (`x.item()`) that becomes a tensor again. The second is a
+number that the model returns, or the place where a result is cut from an input. The others are
 gradients of one value that `x[mask] = value` or `index_fill` writes to many places.
 """
 
@@ -46,7 +46,7 @@ from ipu_dynamo.passes.kit import GraphPass
 
 
 class AvoidReadingValues(GraphPass):
-    """The pass. What stays is refused later."""
+    """The pass. Other reads of values are refused later."""
 
     level = "joint"
 
@@ -77,7 +77,7 @@ def _keep_as_tensor(node: fx.Node) -> bool:
 
 
 def _sum_under_mask(node: fx.Node) -> bool:
-    """Sum all elements but for those that are not selected."""
+    """Sum only the selected elements."""
     selected: Any = node.args[0]
     dims = _dims(node)
     if selected.target is aten.index.Tensor:

@@ -1,4 +1,4 @@
-"""Keep what is read of a tensor that the model changes, for the backward pass.
+"""Keep values read from a tensor that the model changes, for the backward pass.
 
 Before   %m: f32[n] = buffer  with meta["desc"] = BufferAOTInput("m")
          %t: f32[n] = tangent  with meta["desc"] = TangentAOTInput(PlainAOTOutput(0))
@@ -63,7 +63,7 @@ def changed_inputs(graph: fx.Graph) -> list[fx.Node]:
 
 
 def plan(graph: fx.Graph, changed: Iterable[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """What checkpoints read of `changed` inputs again in backward. Reads the graph only."""
+    """Find the reads of `changed` inputs that checkpoints repeat in backward. Changes nothing."""
     backward = after_tangents(graph)
     readers = {
         node: [user for user in node.users if _is_needed_again(user, backward)] for node in changed

@@ -40,7 +40,7 @@ class KeepDraws(GraphPass):
     needed = "the backward pass would draw other numbers"
 
     def plan(self, graph: fx.Graph) -> list[fx.Node]:
-        """What backward would draw again. Reads the graph only."""
+        """Find the draws that backward would repeat. Reads the graph only."""
         any_of_them = budget_of_memory(graph)
         return [
             node

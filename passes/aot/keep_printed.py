@@ -22,7 +22,7 @@ class KeepPrinted(GraphPass):
     needed = "the backward pass would print again"
 
     def plan(self, graph: fx.Graph) -> list[fx.Node]:
-        """What might be printed again. Reads the graph only."""
+        """Find the prints that backward might repeat. Reads the graph only."""
         prints = graph.find_nodes(op="call_function", target=print_tensor_op)
         return [node for node in prints if node.meta.get(POLICY) is not CheckpointPolicy.MUST_SAVE]
 

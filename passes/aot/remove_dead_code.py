@@ -1,12 +1,12 @@
-"""Remove what nobody reads, and marks for recomputation on it.
+"""Remove operators without readers, and marks for recomputation on them.
 
 Before   %d, _ = aten.native_dropout(%x: f32[n], 0.5, True)
          ipu.recomputation_checkpoint(%d)
          %y = aten.relu(%x)
          return (%y,)
 After    %y = aten.relu(%x)
-Keeps    what has an effect. An operator that only draws random numbers has none, and a mark alone
-         does not keep it: what it draws would count, and change the numbers of others.
+Keeps    operators with an effect. An operator that only draws random numbers has none, and a mark
+         alone does not keep it: its draws would count, and change the numbers of others.
 Source   `torch.fx.Graph.eliminate_dead_code`.
 """
 
@@ -43,5 +43,5 @@ def idle_marks(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _has_effects(node: fx.Node) -> bool:
-    """Whether a node stays though nobody reads it."""
+    """Whether a node stays even if it has no readers."""
     return node.is_impure(impure_random=False)

@@ -1,4 +1,4 @@
-"""Read what is detached instead: after autograd nothing is differentiated any more.
+"""Let readers of a detach read its source: after autograd nothing is differentiated any more.
 
 Before   %d = aten.detach(%x: f32[n])
          %y = aten.sub(%d, %w: f32[n])

@@ -1,4 +1,4 @@
-"""Remove inputs that are numbers, which nobody reads once sizes are fixed.
+"""Remove inputs that are numbers: they have no readers once sizes are fixed.
 
 Before   %s: Sym[s] = input
          %y = aten.relu(%x: f32[n])

@@ -1,4 +1,4 @@
-"""Select by indices what a graph cuts from a tensor at a place that is the value of another.
+"""Select by indices a part of a tensor that begins at the value of another tensor.
 
 Before   %u = aten._local_scalar_dense(%i: i64[])
          %y = aten.select(%x: f32[8,n], 0, %u)
@@ -13,10 +13,10 @@ After    %b = aten.where(aten.lt(%i, 0), aten.add(%i, 8), %i)       # from the e
 Keeps    values, shapes, dtypes, source lines. Whole numbers are int64, truth values are bool,
          others float64. A place outside of the tensor is an error when the program runs.
 Source   `torch.narrow` with a tensor as its start, `torch.select` with a number from a tensor, and
-         what autograd and the removal of writes make of them.
+         their forms after autograd and the removal of writes.
 
-A cut that is returned is to share memory with the input that it is cut from: the program computes
-where it begins, and its caller cuts.
+A returned cut must share memory with its input: the program computes where it begins, and its
+caller cuts.
 """
 
 import operator
@@ -92,7 +92,7 @@ def number_as_tensor(number: Any, *, plan: bool = False) -> fx.Node | None:
     Args:
         plan: only ask, and get the number itself.
 
-    What is inserted stands before the node `number`, and has its source line.
+    The new nodes are before the node `number`, and have its source line.
     """
     if not isinstance(number, fx.Node) or not _is_known(number):
         return None
@@ -144,8 +144,10 @@ def _converted(number: fx.Node, done: dict[fx.Node, fx.Node]) -> fx.Node:
 
 
 def model_results(graph: fx.Graph) -> list[tuple[int, fx.Node]]:
-    """What a graph of AOTAutograd computes of the model's own results, with their places: the
-    others are gradients, and new values of inputs."""
+    """Return the model's own results in a graph of AOTAutograd, with their places.
+
+    The other results are gradients, and new values of inputs.
+    """
     output = graph.output_node()
     returned: Any = output.args[0]
     described = output.meta[DESC]
@@ -157,7 +159,7 @@ def model_results(graph: fx.Graph) -> list[tuple[int, fx.Node]]:
 
 
 def returned_cut(node: fx.Node) -> ReturnedCut | None:
-    """How the caller cuts what is `node`, a result, if the value of a tensor says where."""
+    """Return the caller's cut for the result `node`, if a tensor's value says where to cut."""
     if node.target not in _CUTS or (options := _options(node)) is None:
         return None
     inputs = list(node.graph.find_nodes(op="placeholder"))
@@ -178,7 +180,7 @@ def start_of_cut(node: fx.Node) -> fx.Node:
 
 
 def _cuts_at_values(graph: fx.Graph) -> list[fx.Node]:
-    """The cuts at values whose lengths are known. What is returned as a view of something stays."""
+    """Return the cuts at values with known lengths, except those returned as views."""
     results = {node for _, node in model_results(graph)}
     return [
         node
@@ -270,7 +272,7 @@ def _indices(node: fx.Node, start: fx.Node, size: int, length: int) -> fx.Node:
 
 
 def erase_unused(node: fx.Node) -> None:
-    """Erase `node`, and what was computed for it alone."""
+    """Erase `node`, and the nodes that only it read."""
     if node.users or node.op == "placeholder":
         return
     sources = node.all_input_nodes

@@ -68,7 +68,7 @@ class AssignGradientStages(Pass):
         changed = False
         for node, index in plan(capture).items():
             stage = stage_of_slot(index, stages, joined=capture.joined)
-            # In a joined slot both directions are possible, elsewhere the slot tells.
+            # In a joined slot both directions are possible; other slots have one direction.
             both = capture.joined and index == stages - 1
             backward = node.meta[BACKWARD] if both else index >= stages
             if (node.meta.get(STAGE), node.meta[BACKWARD]) != (stage, backward):

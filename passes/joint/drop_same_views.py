@@ -1,11 +1,11 @@
-"""Read what a view looks at instead, where the view shows it as it is.
+"""Let readers of a view read its source instead, if both are the same tensor.
 
 Before   %a = aten.t(%w: f32[m,n])
          %b = aten.t(%a)
          %c = aten.view(%x: f32[n,k], [n, k])
          %y = aten.mm(%b, %c)
 After    %y = aten.mm(%w, %x)
-Keeps    values, types, strides and memory; what is returned is still no input.
+Keeps    values, types, strides and memory; a returned value is still no input.
 Source   a tensor is its memory, type, sizes, strides and offset.
 """
 
@@ -18,7 +18,7 @@ from ipu_dynamo.passes.kit import GraphPass
 
 
 def plan(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """What to read instead of a view: the first value that it looks at and shows as it is."""
+    """Return for each view the first of its sources that is the same tensor."""
     same: dict[fx.Node, fx.Node] = {}
     for node in filter(is_view, graph.nodes):
         returned, source = any(user.op == "output" for user in node.users), node
@@ -30,7 +30,7 @@ def plan(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 
 
 def _shown(node: fx.Node) -> object:
-    """What tells apart two tensors in one memory; of several tensors, the node."""
+    """Return the properties that distinguish tensors in one memory; of other values, the node."""
     x = node.meta["val"]
     if not isinstance(x, torch.Tensor):
         return node

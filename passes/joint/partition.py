@@ -97,7 +97,7 @@ class _Cutter(Extraction):
             node.meta.get(RECOMPUTED) and node.meta[STAGE] == self.stages - 1
             for node in capture.graph.graph.nodes
         )
-        # What saves memory by repeating must stay apart from what it repeats.
+        # A repetition that saves memory must be in another part than its original.
         self.joined = capture.joined and not recomputes
         slots = {
             node: slot(node.meta[STAGE], node.meta[BACKWARD], self.stages, joined=self.joined)
@@ -137,7 +137,7 @@ class _Cutter(Extraction):
         return stage_of_slot(index // self.most, self.stages, joined=self.joined)
 
     def make(self, node: fx.Node, index: int) -> fx.Node:
-        """What stands for a value in a place; for what replicas exchange before it, an input."""
+        """Make a value in a place; the result of an exchange before the place becomes an input."""
         if node.target not in COLLECTIVES or self.cut.place[node] != index:
             return super().make(node, index)
         x, replicas, members, orthogonal = Exchanged.of(node)
@@ -155,7 +155,7 @@ class _Cutter(Extraction):
         return self.pieces[index].take(received, {"val": node.meta["val"]})
 
     def sent(self, x: fx.Node, collective: fx.Node, index: int) -> str:
-        """Make what each replica gives to a collective an output of the place before it."""
+        """Make each replica's operand of a collective an output of the place before it."""
         if self.cut.place.get(x) == index and not is_view(x) and x.target not in COLLECTIVES:
             return super().output(x)
         name = made_of(collective.name, "sent")
@@ -163,8 +163,10 @@ class _Cutter(Extraction):
         return name
 
     def output(self, node: fx.Node) -> str:
-        """Make a value an output of its slot; of kept stages a view as a copy, as what it looks at
-        may be an argument, or an output, too."""
+        """Make a value an output of its slot.
+
+        A view is copied if stages are kept: its source may be an argument, or an output, too.
+        """
         index = self.cut.place[node]
         copied = self.capture.keeps_stages and is_view(node)
         copied |= root(node).target in COLLECTIVES
@@ -291,7 +293,7 @@ def _turns(slots: Mapping[fx.Node, int]) -> dict[fx.Node, int]:
 
 
 def _refuse_made_names(capture: Joint) -> None:
-    """Refuse tensors of the model whose names may be those of what a program makes."""
+    """Refuse tensors of the model that are named like the values that a program makes."""
     for role in capture.placeholders:
         if role.name in capture.report.tensors and is_made(role.name):
             raise CompileError(
@@ -331,8 +333,7 @@ def _part(capture: Joint, cutter: _Cutter, index: int) -> Part:
 
 
 def repeated(node: fx.Node) -> bool:
-    """Whether to compute `node` again where it is read: a constant, or a view no smaller than
-    what it looks at."""
+    """Whether each reader computes `node` again: a constant, or a view as large as its source."""
     if makes_constant(node):
         return True
     if not is_view(node):

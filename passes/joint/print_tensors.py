@@ -40,12 +40,12 @@ class PrintTensors(GraphPass):
 
 
 def plan(graph: fx.Graph) -> tuple[fx.Node, ...]:
-    """What is printed, in order. Reads the graph only."""
+    """Find the prints, in order. Reads the graph only."""
     return tuple(graph.find_nodes(op="call_function", target=print_tensor_op))
 
 
 def _printed(node: fx.Node) -> fx.Node:
-    """What `node` prints; a copy of a variable or input, on the stage that prints it."""
+    """Return the value to print; for a variable or input a copy, on the stage that prints it."""
     (source,) = node.all_input_nodes
     if source.op != "placeholder":
         return node

@@ -55,7 +55,7 @@ class ScaleLoss(GraphPass):
 
     Args:
         variable: the loss scale may change.
-        start: what the backward pass begins with at a loss scale of 1.
+        start: first gradient of the backward pass at a loss scale of 1.
         automatic: what to count for the next loss scale; None: nothing.
     """
 
@@ -148,7 +148,7 @@ def _count(capture: Joint, gradients: list[fx.Node], edge: float) -> int:
 
 
 def _half_at_most(value: float) -> float:
-    """The largest half that is at most `value`: what a half is compared with, on any engine."""
+    """Return the largest half that is at most `value`: every engine compares halves with it."""
     half = torch.tensor(value, dtype=torch.float64).half()
     if half.double().item() > value:
         half = torch.nextafter(half, half.new_zeros(()))

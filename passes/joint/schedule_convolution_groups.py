@@ -65,7 +65,7 @@ class ScheduleConvolutionGroups(GraphPass):
         return list(groups.values())
 
     def apply(self, graph: fx.Graph, group: _Group) -> None:
-        """Move what depends on a convolution behind the last one, all else before the first one.
+        """Move nodes that depend on a convolution after the last one, others before the first one.
 
         Raises:
             CompileError: one convolution depends on another, or is on another stage.

@@ -48,7 +48,7 @@ class SeparateAnchors(GraphPass):
 
 
 def _separated(node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
-    """A copy of what computes `node`, or of what it is a clone of; itself where there is none."""
+    """Return a copy of `node`'s operator, or of its original if it is a clone; else `node`."""
     if ANCHORED in node.meta:
         return node
     source = node.args[0] if node.target is aten.clone.default else node

@@ -93,7 +93,7 @@ def _head(product: fx.Node) -> Head | None:
 
 
 def _only_reader(node: fx.Node) -> fx.Node:
-    """What reads the rows of `node`, behind changes of the leading dimensions; or the last such."""
+    """Return the reader of `node`'s rows after changes of leading dims, or the last such change."""
     while len(node.users) == 1:
         (user,) = node.users
         if not _keeps_rows(user):

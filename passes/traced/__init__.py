@@ -1,5 +1,5 @@
-"""Rewrite what the user wrote, before autograd.
+"""Rewrite the user's operators, before autograd.
 
-Every operator has the user's source line; placeholders and outputs are described; markers still
-stand where the model put them. `Differentiate` is the last one.
+Every operator has the user's source line; placeholders and outputs are described; markers are still
+where the model put them. `Differentiate` is the last pass.
 """

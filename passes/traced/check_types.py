@@ -115,7 +115,7 @@ def _try(node: fx.Node) -> WrongTypes | None:
     for blamed in (*((argument,) for argument in arguments), tuple(arguments)):
         if _failure(node, blamed) is None:
             return WrongTypes(node, blamed, problem)
-    return None  # it fails for another reason, which tells itself when it runs
+    return None  # it fails for another reason: the run raises that error
 
 
 def _is_other(node: fx.Node) -> bool:
@@ -123,7 +123,7 @@ def _is_other(node: fx.Node) -> bool:
 
 
 def _failure(node: fx.Node, as_float: tuple[fx.Node, ...]) -> str | None:
-    """What PyTorch says of an operator on these types, whatever the values; None: it runs."""
+    """Return PyTorch's error for an operator on these types and any values; None: it runs."""
     problem = ""
     for fill in (0, 1):  # 0 is an index that always exists, and 1 a divisor
         try:

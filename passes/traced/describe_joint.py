@@ -1,4 +1,4 @@
-"""Read from AOTAutograd's descriptors what the inputs and outputs of a joint graph are."""
+"""Read the roles of a joint graph's inputs and outputs from AOTAutograd's descriptors."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ def describe(capture: Traced, joint: fx.GraphModule) -> Joint:
 
 
 def _output_role(target: Any, names: list[str]) -> OutputRole | int | None:
-    """What an output is; an int for the n-th value that the replayed graph returned."""
+    """Return the role of an output; an int for the n-th value that the replayed graph returned."""
     if isinstance(target, PlainAOTOutput):
         return int(target.idx)
     if isinstance(target, InputMutationAOTOutput):

@@ -28,7 +28,7 @@ After    capture: Joint
          return (gradient(%w, %g), %l)
 Keeps    values; stages and source lines, on forward and backward nodes. High-level operators,
          changes in place and switches of modes become functional ATen operators. PyTorch refuses to
-         differentiate a graph in which a value changes in place that a gradient reads, as %r here.
+         differentiate a graph if a gradient reads a value that changes in place, as %r here.
          Only then is a change in place a new tensor, which all later readers read. Loops and
          branches become operators with named bodies while autograd runs them.
 Source   PyTorch's AOTAutograd, whose joint graph is the result; PopTorch, whose tensors have one
@@ -131,9 +131,9 @@ class _Renewing(_Interpreter):
     ) -> None:
         super().__init__(graph, differentiable)
         self._nodes = list(graph.graph.nodes)
-        self.garbage_collect_values = False  # a tensor is renewed by what it is a view of
+        self.garbage_collect_values = False  # a view is renewed from its base
         self._owners = owners
-        self._unturned: dict[fx.Node, Any] = {}  # what was turned in place, as it was before
+        self._unturned: dict[fx.Node, Any] = {}  # tensors before their turns in place
 
     def run_node(self, n: fx.Node) -> Any:
         if _only_turns(n):
@@ -144,8 +144,8 @@ class _Renewing(_Interpreter):
         return super().run_node(n)
 
     def _renew(self, owner: fx.Node) -> None:
-        """Let later nodes read a copy, and what looks at the memory of `owner` look at that."""
-        with torch.enable_grad():  # the copy follows the original, whatever is changed in it
+        """Let later nodes read a copy of `owner`, and make its views views of that copy."""
+        with torch.enable_grad():  # the copy depends on the original, whatever changes in it later
             self.env[owner] = self._unturned.pop(owner, self.env[owner]).clone()
             for node in self._nodes:
                 if node in self.env and node is not owner and self._owners[node] is owner:
@@ -160,7 +160,7 @@ class _Renewing(_Interpreter):
         return getattr(self, node.op)(node.target, args, kwargs)
 
     def _turned(self, node: fx.Node) -> Any:
-        """What looks at the memory in another way, which autograd follows, in place of the view."""
+        """Return a view that autograd can follow, in place of a change of the tensor's own view."""
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         name = str(node.target).split(".")[1].removesuffix("_")
         view = getattr(aten, name)
@@ -176,7 +176,7 @@ def _mark(name: str, gradient: Tensor) -> Tensor:
 
 
 def names_of(node: fx.Node) -> list[str]:
-    """What the value of a node is called: one before a bias has the gradient of the one after."""
+    """Return the names of a node's value: one before a bias has the gradient of the one after."""
     return [node.meta[key] for key in (NAME, MATMUL_NAME) if key in node.meta]
 
 
@@ -215,7 +215,7 @@ class Differentiate(Pass):
         for node in joint.graph.graph.nodes:
             node.meta.setdefault("val", None)  # assertions give no value
             if node.op not in ("placeholder", "output"):
-                # What a hook computes of a gradient is backward, whoever recorded it.
+                # A hook's operators on a gradient are backward, however they were recorded.
                 follows = any(source.meta.get(BACKWARD) for source in node.all_input_nodes)
                 node.meta[BACKWARD] = follows or is_backward(node)
         joint.graph.recompile()
@@ -288,7 +288,7 @@ def _replayed(
     *,
     renew: bool = False,
 ) -> fx.GraphModule:
-    """What AOTAutograd makes of the traced graph."""
+    """Run AOTAutograd on the traced graph; return the joint graph."""
     replay = _Replay(capture.graph, capture.training, renew=renew)
     joint = _joint(capture, replay, examples, mode)
     for node in capture.graph.graph.nodes:
@@ -331,10 +331,10 @@ def _only_turns(node: fx.Node) -> bool:
 
 
 def _shared(node: fx.Node) -> list[fx.Node]:
-    """The arguments whose memory a result looks at.
+    """Return the arguments that share memory with a result.
 
-    Found by running it, as not every schema says so: `einsum` and dropout in evaluation return what
-    they are given, and `contiguous` copies where it has to.
+    The node runs to find them, as not every schema says so: `einsum` and dropout in evaluation
+    return their argument itself, and `contiguous` copies only if it has to.
     """
     if node.target is getitem:
         (source,) = node.all_input_nodes

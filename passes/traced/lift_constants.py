@@ -60,7 +60,7 @@ class LiftJointConstants(LiftConstants):
     level: Level = "joint"
 
     def __call__(self, capture: Capture) -> bool:
-        if self.warn:  # the trace has not seen what these functions read
+        if self.warn:  # the trace has not seen the reads of these functions
             read = tuple(outside_of_graph(capture.graph).values())
             warn(read)
             capture.report.outside = (*capture.report.outside, *read)

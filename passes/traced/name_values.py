@@ -1,4 +1,4 @@
-"""Name the result of every operator by the module that calls it and by what it computes.
+"""Name the result of every operator by the module that calls it and by the operator.
 
 Before   %y = aten.linear(%x: f32[m,k], %w: f32[n,k], %b: f32[n])  with meta["ipu.scope"] = "fc1"
 After    the same
@@ -93,7 +93,7 @@ def has_bias(node: fx.Node) -> bool:
 
 
 def onnx_name(node: fx.Node) -> str:
-    """What ONNX calls an operator, or what it would."""
+    """Return ONNX's name of an operator, or a name in its style."""
     name = getattr(node.target, "__name__", str(node.target)).partition(".")[0].rstrip("_")
     plain = re.sub("[123]d$", "", name)  # of as many dimensions
     if plain in _ONNX:

@@ -56,7 +56,7 @@ class Member:
         place: number of the convolution in the group, from 1.
         count: convolutions of the group.
         plan: `parallel` or `serial`.
-        partials: precision of the partial sums, `float` or `half`; empty: what the options say.
+        partials: precision of the partial sums, `float` or `half`; empty: that of the options.
     """
 
     group: int
@@ -77,7 +77,7 @@ class _Group:
         """Each convolution with its place.
 
         Raises:
-            CompileError: there is none, or another number than the group was made for.
+            CompileError: there are no convolutions, or not as many as the group was made for.
         """
         plan, partials, expected = self.begin.args
         count = len(self.convolutions)
@@ -100,7 +100,7 @@ class _Group:
 
 
 def member(node: fx.Node) -> Member | None:
-    """What the pass wrote to a convolution, or to its gradients."""
+    """Return the tag of a convolution, or of its gradients."""
     tagged: Member | None = (node.meta.get(CUSTOM) or {}).get(_KEY)
     return tagged
 

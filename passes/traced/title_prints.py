@@ -1,4 +1,4 @@
-"""Print what has no title under the name of its tensor.
+"""Give prints without a title the name of their tensor.
 
 Before   %y = aten.relu(%x: f32[n])  with meta["ipu.name"] = "fc1/Relu:0"
          %p = ipu.print_tensor(%y, "", True, ...)

@@ -70,7 +70,7 @@ class Factors:
     Args:
         epoch: which of the variants the step is.
         name: of the optimiser.
-        owners: placeholders of tensors. Numbers depend on no such placeholder.
+        owners: placeholders of tensors. Numbers do not depend on them.
     """
 
     def __init__(

@@ -41,8 +41,8 @@ _KNOWN = frozenset({"aten", "prims", "prim", "mkldnn", "mkl", "ipu"})  # of know
 def stage_key(function: Function, settings: Mapping[str, object]) -> str | None:
     """A digest of graph, dtypes, shapes, strides, settings, threads, versions, compiler, processor.
 
-    None if the code cannot be shared: the graph's text does not describe one of its tensors or
-    operators, or the user has added a pass without a `uuid` to Inductor.
+    None if the code cannot be shared. Either the graph's text does not describe one of its tensors
+    or operators, or the user has added a pass without a `uuid` to Inductor.
     """
     custom_passes = custom_pass_names()
     if custom_passes is None or not all(map(_is_described, function.operators)):

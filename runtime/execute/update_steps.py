@@ -181,7 +181,7 @@ class UpdateSteps:
     ) -> tuple[list[JoinedUpdate], list[TracedParameter]]:
         """Return joint updates of many small parameters, and the parameters that are left.
 
-        A parameter is joined only if its inputs besides weight, gradient and states are scalars: in
+        A parameter is joined only if its inputs besides weight, gradient and states are scalars. In
         a row, elements of another tensor would not be next to the parameter's own.
         """
         assert self._run is not None

@@ -4,8 +4,8 @@ With     enabled=True
 Before   %y = aten.log(%x: f32[n])
 After    %y = aten.log(%x)
          ipu.check_floating_point(%y, [%x], [], "elementwise", "%y = aten.log.default")
-Keeps    the graph and its values, as long as nothing raises. Views, memory that nothing was
-         written to, and what no tensor is read for, are not checked.
+Keeps    the graph and its values, as long as nothing raises. Views, memory without a value, and
+         operators that read no tensor are not checked.
 Source   PopTorch user guide, "poptorch.options._PrecisionOptions.enableFloatingPointExceptions".
 """
 

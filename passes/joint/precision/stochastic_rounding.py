@@ -12,11 +12,11 @@ After    %k: i32[2] = random_key(".random_key")
 Keeps    stages and source lines; values that a half holds exactly, but that -0.0 becomes 0.0.
          Every other result becomes one of the two halves around it, the nearer one with the
          greater probability. From 2**-14, the smallest normal half, the expectation is exact.
-         Below, the chance of the upper half is rounded down to a multiple of 2**-13, so that the
+         Below, the chance of the upper half is rounded down to a multiple of 2**-13. So the
          expectation is up to 2**-13 of a step of 2**-24 too low, and a positive number below
          2**-37 is always 0. Numbers between the largest half, 65504, and 65536 become one of it and
-         infinity. Views, copies and memory that nothing was written to round nothing; partial
-         sums in half precision and sums in accumulators are rounded to the nearest.
+         infinity. Views, copies and memory without a value are not rounded. Partial sums in half
+         precision and sums in accumulators are rounded to the nearest.
 Source   PopTorch user guide, "poptorch.options._PrecisionOptions.enableStochasticRounding".
 """
 

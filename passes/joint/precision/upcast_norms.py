@@ -63,7 +63,7 @@ class UpcastNorms(GraphPass):
             for part in filter(is_half, parts):
                 _let_read_unrounded(part, rewrite)
         if norms:
-            capture.graph.graph.eliminate_dead_code()  # statistics that nobody reads rounded
+            capture.graph.graph.eliminate_dead_code()  # rounded statistics without readers
         return bool(norms)
 
 

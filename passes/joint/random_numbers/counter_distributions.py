@@ -103,5 +103,5 @@ class Drawing:
 
 
 def offset(word: int, stream: int) -> int:
-    """What a stream adds to a word of the key."""
+    """Return the number that a stream adds to a word of the key."""
     return signed(_NUMBER_STEPS[word] * (stream + 1))

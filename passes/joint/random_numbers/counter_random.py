@@ -1,4 +1,4 @@
-"""Draw random numbers from a counter, so that they depend on nothing but what the user wrote.
+"""Draw random numbers from a counter, so that they depend only on the user's model.
 
 Before   %y = aten.rand_like(%x: f32[n])
 After    def mix(%v: i32[n]):
@@ -22,8 +22,8 @@ Keeps    shapes, dtypes, source lines, distributions. The values are a function 
          element: placement, schedule, engine and recomputation change no bit.
 Source   Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011): numbers of a counter.
 
-A loop whose body draws takes the key with the number of the loop, and carries the number of the
-iteration: each iteration mixes a key of its own of the two. Nested loops mix again. A branch draws
+A loop with draws in its body takes the key with the number of the loop, and carries the number of
+the iteration. Each iteration mixes its own key of the two. Nested loops mix again. A branch draws
 with the key that it takes.
 """
 
@@ -92,8 +92,7 @@ class CounterRandom(GraphPass):
 
 
 def draw_all(graph: fx.Graph, key: fx.Node, first: int) -> int:
-    """Rewrite the random operators of a graph, of which one has the number `first`; return that of
-    the next."""
+    """Rewrite the random operators of a graph, numbered from `first`; return the next number."""
     nodes = plan(graph)
     for number, node in enumerate(nodes, first):
         with graph.inserting_before(node):
@@ -154,8 +153,8 @@ class _Keyed:
 
     Args:
         given: the key that it takes.
-        iteration: the number of the iteration, which it takes behind what is carried; None for a
-            branch, which has none.
+        iteration: the number of the iteration, an input after the carried values; None for a
+            branch, which has no iterations.
     """
 
     graph: fx.Graph
@@ -181,7 +180,7 @@ class _Keyed:
         return cls(graph, key, iteration)
 
     def key(self, loop: fx.Node) -> fx.Node:
-        """What an iteration draws with."""
+        """Return the key of an iteration."""
         if self.iteration is None:
             return self.given
         with self.graph.inserting_before(self.given.next):
@@ -203,7 +202,7 @@ class _Keyed:
 
 
 def _draw(drawing: Drawing) -> tuple[fx.Node, ...]:
-    """What takes the place of a random operator's results."""
+    """Insert the replacements of a random operator's results."""
     node = drawing.node
     draw = DRAW.get(node.target)
     if draw is None:

@@ -7,8 +7,8 @@ After    %r: i64[] = replica(".replica_index")                         # 0, 1, .
          %a: f32[] = accumulation(".accumulation_weight")              # 1, 1/2, 1/3, ... in a step
          %y = aten.mul(%r, %a)
 Keeps    everything else.
-Source   design of this project: a program is the same for every replica, and what tells them apart
-         is an input, as is what tells micro-batches apart.
+Source   design of this project: a program is the same for every replica and micro-batch. The values
+         in which they differ are inputs.
 """
 
 from collections.abc import Iterator

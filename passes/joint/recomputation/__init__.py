@@ -1,4 +1,4 @@
-"""Choose what forward passes keep for backward passes, and compute the rest again.
+"""Choose values that forward passes keep for backward passes, and compute the others again.
 
-Values stay, to the last bit: what is rematerialised is what was computed.
+A rematerialised value equals the first one to the last bit.
 """

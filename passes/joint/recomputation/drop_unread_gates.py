@@ -8,8 +8,8 @@ After    %l = ipu.lstm(%x, %h, %c, %v, %w, None, None, None, None, False, False)
 Keeps    every value that is read; stages and source lines.
 Source   dead code elimination, of results that an argument asks for.
 
-A layer saves its gates where gradients are on when it is called. Nobody reads them if nothing that
-the layer depends on is trained, or if all of it is computed again in the backward pass.
+A layer saves its gates if gradients are on when it is called. They have no readers if nothing that
+the layer depends on is trained, or if the backward pass computes all of it again.
 """
 
 from torch import fx
@@ -25,7 +25,7 @@ class DropUnreadGates(GraphPass):
     level = "joint"
 
     def plan(self, graph: fx.Graph) -> list[fx.Node]:
-        """The layers that save what nobody reads. Reads the graph only."""
+        """Find the layers that save unread gates. Reads the graph only."""
         return [
             node
             for node in graph.nodes

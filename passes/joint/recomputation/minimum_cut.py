@@ -1,9 +1,10 @@
 """Choose which forward values to keep for the backward pass, at a price for each byte.
 
-A value that the backward pass needs is kept, which costs its bytes, or computed again, which costs
-the time of its operator and makes it need what that reads. The cheapest choice for all values
-together is a minimum cut. Each value is two nodes: on the sink's side of the cut lie a first node
-whose operator is repeated, and a second one whose value the backward pass has.
+A value that the backward pass needs is kept or computed again. To keep it costs its bytes. To
+compute it again costs the time of its operator, and the backward pass then needs the operator's
+inputs. The cheapest choice for all values together is a minimum cut. Each value is two nodes. The
+first is on the sink's side of the cut if the operator is repeated, the second if the backward pass
+has the value.
 
 Source: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization"
 (2020), for the costs; functorch's partitioner keeps values by such a cut, by bytes alone.
@@ -25,7 +26,7 @@ _STEPS = 32  # of a bisection over prices
 
 
 def values(graph: fx.Graph, stages: Container[int]) -> list[fx.Node]:
-    """The forward operators of `stages` that own the memory of what they make, in order."""
+    """Return the forward operators of `stages` that own the memory of their results, in order."""
     return [node for node in graph.nodes if _of_forward(node, stages) and owner(node) is node]
 
 
@@ -67,11 +68,11 @@ def most(
     peak: Callable[[set[fx.Node]], int],
     budget: int,
 ) -> set[fx.Node]:
-    """What to keep beside `kept`, so that little is computed again.
+    """Return the values to keep besides `kept`, so that little is computed again.
 
-    The backward pass begins with the last operators: what these would compute again at once can be
-    kept for nothing. For the others prices are tried by bisection; between the lowest that fits
-    and the next, the choice for the later ones is that of the lower price.
+    The backward pass begins with the last operators: values that these would compute again at once
+    can be kept at no cost. For the others prices are tried by bisection. Between the lowest price
+    that fits and the next one, the choice for the later operators is that of the lower price.
 
     Args:
         peak: the bytes needed when some values are kept beside `kept`, at most `budget` for none.

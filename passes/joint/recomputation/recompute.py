@@ -36,7 +36,7 @@ Mode = Literal["off", "stages", "all"]
 
 
 def plan(graph: fx.Graph, stages: Iterable[int], saved: set[fx.Node]) -> Again:
-    """What to repeat, and before which backward operator: what it needs and nothing earlier made.
+    """Map backward operators to the nodes to repeat before them: inputs not repeated earlier.
 
     Args:
         stages: those that recompute.
@@ -91,10 +91,10 @@ class Recompute(GraphPass):
     Args:
         mode: which stages recompute: none, all but the last (whose backward pass follows at once),
             or all.
-        budget: bytes that a micro-batch may need at its peak beside variables and inputs; what is
-            kept is what saves the most time of what fits. None: recompute from checkpoints, and if
-            the model marks none, from where few values cross; in the last stage keep what does not
-            raise that peak.
+        budget: bytes that a micro-batch may need at its peak besides variables and inputs. Of the
+            values that fit, those that save the most time are kept. None: recompute from
+            checkpoints, and if the model marks none, from places that few values cross. In the last
+            stage keep values that do not raise that peak.
     """
 
     level = "joint"
@@ -133,7 +133,7 @@ class Recompute(GraphPass):
 
 
 def _take_marks(graph: fx.Graph) -> list[fx.Node]:
-    """Remove the marks; return what they mark."""
+    """Remove the marks; return the marked nodes."""
     marked = []
     for node in graph.find_nodes(op="call_function", target=recomputation_checkpoint_op):
         (source,) = node.all_input_nodes

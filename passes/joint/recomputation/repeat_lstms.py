@@ -25,10 +25,10 @@ Keeps    values, stages and source lines. Large layers stay, those that oneDNN h
          and those whose forward and backward are one function.
 Source   Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
 
-What oneDNN keeps for its gradients is of this machine, and no value of a program. Where forward and
-backward are two functions, a small layer of oneDNN that runs twice and keeps nothing is faster than
-one of operators for each step, which keeps its gates. In a large one the operators cost little
-beside their matrix products, and it stays.
+The data that oneDNN keeps for its gradients belongs to this machine, and is no value of a program.
+If forward and backward are two functions, a small layer of oneDNN can run twice and keep nothing.
+That is faster than a layer of operators for each step, which keeps its gates. In a large layer the
+operators cost little compared with their matrix products, and it stays.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ MOST_REPEATED = 6_000_000
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The decision to run `forward` again before `backward`, which reads what it saved."""
+    """The decision to run `forward` again before `backward`, which reads its saved values."""
 
     forward: fx.Node
     backward: fx.Node

@@ -48,11 +48,11 @@ class CutBody:
     """A body in two directions.
 
     Args:
-        kept: what forward returns behind the results, and backward reads.
+        kept: values that forward returns after the results, and backward reads.
         read: numbers of the inputs that backward reads as well.
-        forward: takes the inputs; returns the results and what is kept.
-        backward: takes what is kept, the inputs in `read`, and the tangents in order; returns the
-            gradients in order.
+        forward: takes the inputs; returns the results and the kept values.
+        backward: takes the kept values, the inputs in `read`, and the tangents in order; returns
+            the gradients in order.
     """
 
     joint: JointBody
@@ -63,7 +63,7 @@ class CutBody:
 
 
 def read_joint(graph: fx.Graph) -> JointBody:
-    """Find what is what in a joint graph, by AOTAutograd's descriptions."""
+    """Find inputs, results and gradients in a joint graph, by AOTAutograd's descriptions."""
     inputs: dict[int, fx.Node] = {}
     tangents: dict[int, fx.Node] = {}
     for node in graph.find_nodes(op="placeholder"):
@@ -119,8 +119,10 @@ def cut_body(graph: fx.Graph, constant: Callable[[int], bool]) -> CutBody:
 
 
 class _Plan:
-    """What backward computes, and what it is given. Invariant: all that `computed` reads is in
-    `computed`, `kept` or `reached`."""
+    """The nodes that backward computes, and those that it receives.
+
+    Invariant: all inputs of `computed` nodes are in `computed`, `kept` or `reached`.
+    """
 
     def __init__(self, joint: JointBody, fixed: set[fx.Node]) -> None:
         self.fixed = fixed

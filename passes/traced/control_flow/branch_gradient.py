@@ -1,4 +1,4 @@
-"""Differentiate branches: a branch of the gradients of both, which share places for what is kept.
+"""Differentiate branches: a branch of both gradients, whose kept values share places.
 
 Source: the chain rule; PyTorch's AOTAutograd gives the gradient of each body.
 """
@@ -30,7 +30,7 @@ class BranchGradient:
     """A branch that keeps what its gradient reads, and that gradient.
 
     Args:
-        forward: both branches; they return the results, and in the same places what is kept.
+        forward: both branches; they return the results, and the kept values in the same places.
         backward: both gradients.
         results: how many the branch has.
         differentiable: numbers of the results with a gradient in any branch.

@@ -33,7 +33,7 @@ def call_operator(
 def gradients_of(
     cut: CutBody, kept: Sequence[Tensor], inputs: dict[int, Tensor], tangents: dict[int, Tensor]
 ) -> dict[int, Tensor]:
-    """What the backward half of a body computes, by numbers of inputs."""
+    """Run the backward half of a body; return gradients by numbers of inputs."""
     arguments = [
         *kept,
         *(inputs[i] for i in cut.read),
@@ -44,7 +44,7 @@ def gradients_of(
 
 
 def zeros_of(like: GradientType) -> Tensor:
-    """A gradient that nobody gave."""
+    """Return zeros in place of a missing gradient."""
     shape, dtype, device = like
     return torch.zeros(shape, dtype=dtype, device=device)
 

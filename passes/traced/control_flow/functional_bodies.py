@@ -32,7 +32,7 @@ def functional(run: Run, likes: Sequence[Tensor]) -> Body:
 
 
 def _body(module: fx.GraphModule) -> Body:
-    """The body that a graph is; a copy of a dense result is none."""
+    """Make a body of a graph, without copies of dense results."""
     graph = module.graph
     returned = []
     for node in graph.output_node().args[0]:  # type: ignore[union-attr]
@@ -103,7 +103,7 @@ def _write_constants(module: fx.GraphModule) -> None:
         node.replace_all_uses_with(constant)
         module.graph.erase_node(node)
         constants.add(str(node.target))
-    for name in constants:  # a compiler would make inputs of what a module holds
+    for name in constants:  # a compiler would make inputs of a module's attributes
         delattr(module, name)
 
 

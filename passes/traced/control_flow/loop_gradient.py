@@ -1,4 +1,4 @@
-"""Differentiate loops: a loop in reverse order, whose body reads what each iteration kept.
+"""Differentiate loops: a loop in reverse order, whose body reads each iteration's kept values.
 
 Source: the chain rule; PyTorch's AOTAutograd gives the gradient of the body.
 """
@@ -29,10 +29,10 @@ class LoopGradient:
     """A loop that keeps what its gradient reads, and that gradient.
 
     Args:
-        results: how many the loop has; behind them it returns what is kept.
+        results: how many the loop has; after them it returns the kept values.
         differentiable: numbers of the results with a gradient.
-        carried: numbers of the inputs whose gradients are carried, and of those whose gradients
-            are sums over iterations; then of those that have gradients row by row.
+        carried, summed, rows: numbers of the inputs whose gradients are carried, summed over
+            iterations, or made row by row.
         stacked: numbers of stacked results whose gradients are read row by row.
         scanned, captured: numbers of the inputs that the gradient reads.
     """
@@ -68,7 +68,7 @@ def loop_gradient(
     ]
     joint = exported(run_of(body), list(zip(likes, asked, strict=True)))
     cut = cut_body(joint.graph, lambda number: number >= rows.stop)
-    again = [i for i in cut.read if i < flow.carried]  # what is carried changes: it is kept, too
+    again = [i for i in cut.read if i < flow.carried]  # carried values change: keep them, too
 
     def forward(*tensors: Tensor) -> list[Tensor]:
         results_and_kept = fx.Interpreter(cut.forward).run(*tensors)

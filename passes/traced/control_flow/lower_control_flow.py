@@ -104,7 +104,7 @@ def run_flow(flow: ControlFlow, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _lowered(flow: ControlFlow, wanted: Sequence[bool]) -> Lowered:
-    """What calls the operator, with a gradient for the tensors where it is `wanted`."""
+    """Return a callable of the operator, with gradients for the `wanted` tensors."""
     if not any(wanted):
         return partial(call_operator, flow, _forward_bodies(flow))
     if flow.kind == "while_loop":

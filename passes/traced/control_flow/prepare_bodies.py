@@ -66,7 +66,7 @@ def flows(graph: fx.Graph) -> list[ControlFlow]:
 
 
 def _refuse_marks(graph: fx.Graph) -> None:
-    """Raise for marks of what a whole model has; erase those that say what to keep."""
+    """Raise for marks that only a whole model can have; erase marks for recomputation."""
     for node in list(graph.nodes):
         if node.target in _OUTSIDE:
             raise CompileError(

@@ -64,7 +64,7 @@ def _read(module: fx.GraphModule) -> bool:
 
 
 def _parts(module: fx.GraphModule, node: fx.Node) -> tuple[ControlFlow, list[fx.Node]] | None:
-    """What an operator is as a loop or branch, and the tensors that it takes."""
+    """Read an operator as a loop or branch; return that, and the tensors that it takes."""
     where = source_line(node)
     args: Any = node.args
     if node.target is cond_op:
@@ -107,7 +107,7 @@ def _parts(module: fx.GraphModule, node: fx.Node) -> tuple[ControlFlow, list[fx.
 
 
 def _body(module: fx.GraphModule, numbers: dict[int, Any], node: fx.Node) -> Traced:
-    """A body, in which some inputs are numbers that are known."""
+    """Copy a body, with known numbers in place of some inputs."""
     _read(module)
     graph = fx.Graph()
     result = graph.output(graph.graph_copy(module.graph, {}))

@@ -1,5 +1,5 @@
 """Differentiate one of several equal layers for all of them.
 
-A stack of layers is looked for in the traced graph, shortened to four, and lengthened again in the
-joint graph, but only where the layers that were differentiated prove to be equal there, too.
+The first pass finds a stack of layers in the traced graph and shortens it to four. The last one
+lengthens it again in the joint graph, if the differentiated layers prove to be equal there, too.
 """

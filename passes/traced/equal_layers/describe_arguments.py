@@ -20,7 +20,7 @@ _PLAIN = (
 
 
 def described(value: Any, address: Address) -> Hashable:
-    """An argument, in which nodes are what `address` says; one of no known kind equals nothing."""
+    """Return a key of an argument, with `address` of its nodes; an unknown kind equals nothing."""
     if isinstance(value, fx.Node):
         return "node", address(value)
     if isinstance(value, list | tuple):
@@ -28,12 +28,12 @@ def described(value: Any, address: Address) -> Hashable:
     if isinstance(value, dict):
         return tuple((key, described(item, address)) for key, item in value.items())
     if type(value) in (float, complex):
-        return type(value), repr(value)  # which tells zeros apart, and finds NaN equal to itself
+        return type(value), repr(value)  # 0.0 differs from -0.0, and NaN equals NaN
     return (type(value), value) if type(value) in _PLAIN else object()
 
 
 def layout(value: Any) -> Hashable:
-    """What is known of a fake value; of what is neither a strided tensor nor several, nothing."""
+    """Return a key of the layout of a fake value; a value without strides equals nothing."""
     if isinstance(value, list | tuple):
         return tuple(map(layout, value))
     if value is None:

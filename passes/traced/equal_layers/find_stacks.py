@@ -1,9 +1,9 @@
 """Find stacks of equal layers in a traced graph: where each reads the one before.
 
 Layers are equal when they have the same operators with the same arguments in the same order, on
-values that are laid out alike, and inputs of their own that play the same roles. What else they
-read is the same for all. Nothing but the next layer reads what one makes. In a graph that writes in
-place, or has operators whose gradients are Python of others, no stack is looked for.
+values with the same layouts. Their own inputs play the same roles, and all others are the same for
+all layers. Only the next layer reads a layer's values. The search is skipped in a graph that writes
+in place, or has operators whose gradients are Python of others.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -45,8 +45,7 @@ def find_stacks(capture: Traced) -> list[Stack]:
 
 
 def _is_pure(node: fx.Node) -> bool:
-    """Whether it is an operator of PyTorch's own that changes nothing, and whose gradient nobody
-    wants to see."""
+    """Whether it is PyTorch's own operator that changes nothing, without a wanted gradient."""
     if node.op != "call_function" or WANTED_GRADIENTS in node.meta:
         return False
     if node.target is getitem:
@@ -68,7 +67,7 @@ def _layer(operators: Sequence[fx.Node]) -> Layer:
 
 
 def _longest(layers: Sequence[Layer], roles: Mapping[fx.Node, Placeholder]) -> Stack:
-    """Most of the `layers` that are equal but for what the first of them reads."""
+    """Return the longest run of equal `layers`; the first of them may have other inputs."""
     texts = [_text(layer, before, roles) for before, layer in pairwise(layers)]
     best = range(0)
     first = 0
@@ -83,7 +82,7 @@ def _longest(layers: Sequence[Layer], roles: Mapping[fx.Node, Placeholder]) -> S
 
 
 def _text(layer: Layer, before: Layer, roles: Mapping[fx.Node, Placeholder]) -> Hashable:
-    """What is equal of equal layers."""
+    """Return a key that is the same for equal layers."""
     addresses: dict[fx.Node, Hashable] = {}
     for kind, nodes in (
         ("before", before.operators),
@@ -98,6 +97,6 @@ def _text(layer: Layer, before: Layer, roles: Mapping[fx.Node, Placeholder]) -> 
 
 
 def _read_by(layer: Layer, after: Layer) -> bool:
-    """Whether nobody reads what a layer makes but itself and the one after it."""
+    """Whether only a layer itself and the one after it read its values."""
     readers = {*layer.operators, *after.operators}
     return all(readers.issuperset(node.users) for node in layer.operators)

@@ -1,9 +1,9 @@
 """Find the layers of shortened stacks in a joint graph, and prove that they are equal there.
 
-Autograd runs what a layer's operators need in the reverse order of their making: the backward pass
-of a layer is one stretch of the graph as its forward pass is, and reads what the layer behind it
-made. If the second and the third of four layers are equal, each with what it reads of its
-neighbours, any number of layers between them is as well: nothing else comes to a layer.
+Autograd runs the gradients of a layer's operators in reverse order. So the backward pass of a layer
+is one stretch of the graph, as its forward pass is, and it reads the gradients of the layer after
+it. Assume that the second and the third of four layers are equal, and read the same values of their
+neighbours. Then any number of layers between them is equal as well: a layer has no further inputs.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -41,8 +41,11 @@ class JointStack:
     gradients: tuple[int | None, ...]
 
     def addresses(self, layer: int) -> dict[fx.Node, Address]:
-        """What a layer may read of its stack: its own nodes, what the layer before it made in the
-        forward pass, and what the one behind it made in the backward pass."""
+        """Return the nodes of its stack that a layer may read, with their addresses.
+
+        These are its own nodes, those of the layer before it in the forward pass, and those of the
+        layer after it in the backward pass.
+        """
         found: dict[fx.Node, Address] = {}
         for kind, step, nodes in (
             ("forward", -1, self.forward[layer - 1]),
@@ -92,8 +95,10 @@ def joint_stacks(
 def _sections(
     joint: fx.Graph, labels: dict[fx.Node, Label]
 ) -> Iterator[tuple[tuple[int, int, bool] | None, Nodes]]:
-    """Runs of operators of one layer and direction; a node without annotations, such as a sum of
-    gradients, belongs to what is before it."""
+    """Yield runs of operators of one layer and direction.
+
+    A node without annotations, such as a sum of gradients, belongs to the run before it.
+    """
     keys: list[tuple[fx.Node, tuple[int, int, bool] | None]] = []
     key: tuple[int, int, bool] | None = None
     for node in joint.nodes:
@@ -133,7 +138,7 @@ def _equal(stack: JointStack, differentiated: bool) -> bool:
     """Whether both layers in the middle are the same, with the same neighbours.
 
     Gradients may pass through a layer without an operator that is known to be its own: only sums.
-    Such a layer is none that can be found.
+    Such a layer cannot be found.
     """
     if not stack.forward[SECOND] or (differentiated and not stack.backward[SECOND]):
         return False

@@ -208,7 +208,7 @@ class _Lengthening:
                 whole.inputs[index] = [self.inputs[node] for node in layer.inputs]
 
     def _read(self, reader: tuple[int, int, int] | None, node: fx.Node) -> fx.Node:
-        """What a node that stays reads: of a layer in the middle, its new neighbour."""
+        """Return the input of a node that stays: in place of a middle layer its new neighbour."""
         place = self.place.get(node)
         if place is None or reader is None or reader[0] != place[0]:
             return self.copies[node]
@@ -221,7 +221,7 @@ class _Lengthening:
         return self.copies[node]
 
     def _insert(self, number: int, backward: bool) -> None:
-        """Copy the layer that came last as often as layers were left out behind it."""
+        """Copy the last layer before a gap once for each layer that was left out."""
         stack, proven, whole = self.stacks[number], self.proven[number], self.whole[number]
         last, after = (THIRD, SECOND) if backward else (SECOND, THIRD)
         layers = proven.backward if backward else proven.forward
@@ -253,7 +253,7 @@ class _Lengthening:
         return copy
 
     def _return(self) -> tuple[OutputRole, ...]:
-        """Return what the joint graph does, with the gradients of all inputs in their order."""
+        """Return the joint graph's results, with the gradients of all inputs in their order."""
         pairs = list(zip(self.joint.returned, self.joint.outputs, strict=True))
         gradients = {
             role.name: node and self.copies[node] for node, role in pairs if role.kind == "gradient"
@@ -310,16 +310,16 @@ def _another(value: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Annotations:
-    """What AOTAutograd copies from the operators of a layer, for another layer equal to it."""
+    """The annotations that AOTAutograd copies from a layer's operators, for an equal layer."""
 
     template: Layer
     layer: Layer
 
     def write(self, meta: dict[str, Any], label: Label | None) -> None:
-        """Replace what a node has of the template's operator.
+        """Replace the annotations that a node has from the template's operator.
 
         Args:
-            label: of that; None for a sum of gradients, which has the line of what is summed.
+            label: of that operator; None for a sum of gradients, which has the line of its terms.
         """
         if label is not None:
             own = self.layer.operators[label.place].meta

@@ -1,8 +1,9 @@
-"""Find the returned value that users probably meant where training minimises what it is made of.
+"""Find the returned value that users probably meant if training minimises only a part of it.
 
-A torch loss is the loss wherever it stands, as in PopTorch, so what is computed from it and then
-returned does not train: the factor of `2 * mse_loss(...)`, the mask behind a loss of each element,
-the second term of a sum. That is how old programs train; whoever writes a new one has to hear it.
+A torch loss is the loss wherever it is called, as in PopTorch. So operators between it and the
+returned value do not train. Examples are the factor of `2 * mse_loss(...)`, the mask after a loss
+of each element, and the second term of a sum. Old programs train like that; authors of new ones
+need a warning.
 
 Source   PopTorch user guide, "Creating custom losses".
 """
@@ -17,10 +18,10 @@ _SAME_NUMBERS = frozenset({aten.clone.default, aten.detach.default, aten._to_cop
 
 
 def past_the_loss(capture: Traced, loss: fx.Node) -> fx.Node | None:
-    """A differentiable returned value that is computed from `loss`; None where nobody errs.
+    """Return a differentiable returned value that is computed from `loss`; None: no mistake.
 
-    Where the loss itself is returned too, only one that other parameters reach by another way: a
-    perplexity beside its loss is no mistake.
+    If the loss itself is returned too, the value must also depend on parameters by another way: a
+    perplexity next to its loss is no mistake.
     """
     roles = capture.roles()
     trained = {node for node, role in roles.items() if role.trainable}
@@ -36,7 +37,7 @@ def past_the_loss(capture: Traced, loss: fx.Node) -> fx.Node | None:
 
 
 def _same_numbers(node: fx.Node) -> fx.Node:
-    """What a value is before it was copied, cast or looked at in another shape."""
+    """Return the value before copies, casts and views."""
     while is_view(node) or node.target in _SAME_NUMBERS:
         (node, *_) = node.all_input_nodes
     return node

@@ -141,9 +141,11 @@ def _place(capture: Traced, operators: Sequence[fx.Node], stages: Sequence[int])
 
 
 def one_stage_each(capture: Traced) -> Traced:
-    """A copy of a capture, before any pass, in which every operator is a stage of its own: after
-    differentiation the stages say which operator the nodes of the joint graph come from."""
-    graph = deepcopy(capture.graph.graph)  # what nodes know of tensors stays shared
+    """Copy a capture, before any pass, and make every operator a stage of its own.
+
+    After differentiation the stages say which operator each node of the joint graph comes from.
+    """
+    graph = deepcopy(capture.graph.graph)  # the nodes' fake tensors stay shared
     copied = replace(
         capture, graph=fx.GraphModule(capture.graph, graph), report=replace(capture.report)
     )
@@ -153,7 +155,7 @@ def one_stage_each(capture: Traced) -> Traced:
 
 
 def costs_of(differentiated: Joint, seconds: Callable[[fx.Node], float]) -> Costs:
-    """What each operator costs forward and backward, given what each node of the graph costs.
+    """Return the forward and backward costs of each operator, from the costs of graph nodes.
 
     Args:
         differentiated: made by `one_stage_each` and the passes.

@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
 @dataclass
 class Blocks:
-    """What is known of the blocks begun so far: their ids and stage numbers."""
+    """The blocks that have begun so far: their ids and stage numbers."""
 
     strategy: Strategy
     numbers: dict[str, int] = field(default_factory=dict)

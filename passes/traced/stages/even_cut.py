@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _SLACK = 1.01  # a cut this much slower than the best is taken where it is better otherwise
-_SAME = 1 + 1e-9  # what is no more than so much larger is equal
+_SAME = 1 + 1e-9  # values up to this factor apart are equal
 _BLOCK = 256  # places at once, for memory
 Numbers = NDArray[np.float64]
 Positions = NDArray[np.int64]
@@ -18,7 +18,7 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Row:
-    """What is to be cut, and where.
+    """A row of things to cut into parts, and the places for cuts.
 
     Args:
         seconds: of each thing.
@@ -26,8 +26,8 @@ class Row:
         allowed: positions where a cut may lie, from 1; None: anywhere.
         taken: seconds that each part takes beside its things: so much less is its limit.
         sizes: how many things a part has, where that is fixed.
-        crossing: of each position, what goes over a cut there. Of equally fast cuts the one with
-            the least is taken; None: the most even one, with larger parts later.
+        crossing: of each position, the amount that crosses a cut there. Of equally fast cuts the
+            one with the least is taken; None: the most even one, with larger parts later.
         may_be_empty: parts may be.
     """
 

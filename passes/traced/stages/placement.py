@@ -16,10 +16,10 @@ After    %h = aten.linear(%x, aten.add(%w, %m))             in stage 0
          %y = aten.relu(%h)                                 in stage 1
          capture.ipus = {0: 0, 1: 1}
 Keeps    every operator and its order. Variables are the same all through a step, so a write at its
-         end may run on the stage that reads what it is made of.
+         end may run on the stage that reads its sources.
 Source   PopTorch user guide, "Annotation tools" and "Parallel execution strategies". The operator
-         ExpMovAvg of published programs for PopTorch runs behind the pipeline: a block that it is
-         called in says where a layer is; a hook of that layer which computes its weight
+         ExpMovAvg of published programs for PopTorch runs after the pipeline: a block around its
+         call says where a layer is. A hook of that layer which computes its weight
          (`weight_norm`) runs before the block begins, on the IPU before.
 """
 
@@ -41,8 +41,8 @@ from ipu_dynamo.passes.kit import GraphPass
 from ipu_dynamo.passes.traced.stages.block_places import Blocks
 from ipu_dynamo.program.schedule.phases import PhaseNumbers
 
-# What stages are sorted by: number of stage or phase (0 when sharded), and how often the IPU
-# changed before (0 in a pipeline).
+# The sort key of stages: number of stage or phase (0 when sharded), and how often the IPU changed
+# before (0 in a pipeline).
 Rank = tuple[int, int]
 
 
@@ -194,7 +194,7 @@ class Placement(GraphPass):
 
     Args:
         micro_batches: that run per update (training) or per call (inference). None: the graph is
-            one of Dynamo's; what it becomes is checked when it is split.
+            one of Dynamo's, and the check is done when it is split.
     """
 
     level = "traced"
@@ -236,7 +236,10 @@ def check_size(stages: int, num_ipus: int, micro_batches: int, training: bool) -
 
 
 def computes(node: fx.Node) -> bool:
-    """An operator, or in Dynamo's graphs a call that gives tensors; switches of modes are none."""
+    """Whether a node is an operator, or a call with tensor results in one of Dynamo's graphs.
+
+    Switches of modes are neither.
+    """
     if isinstance(node.target, OpOverload):
         return True
     if node.target is getitem and not isinstance(_example(node.args[0]), torch.Tensor):
@@ -304,11 +307,11 @@ def _ranks_of_step_end(
 ) -> dict[fx.Node, Rank]:
     """New ranks for operators that serve writes at the end of a step alone. Reads the graph only.
 
-    A write stays where it is if it is made of what another stage computes, or of variables that
+    A write stays where it is if one of its sources comes from another stage, or is a variable that
     several IPUs read, or that nothing else reads.
 
     Args:
-        ranks: of all operators; what comes first is less.
+        ranks: of all operators; earlier ones are less.
         ipus: of each rank.
         variables: parameters and buffers, which one IPU may read.
     """

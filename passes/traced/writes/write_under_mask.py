@@ -9,9 +9,9 @@ Keeps    values, also with accumulate, where %h + %value is chosen; shapes, dtyp
 Source   NumPy's rules of advanced indexing: a mask of k dims stands for one dim, with an element
          for each that it selects.
 
-How many elements a mask selects is known by nobody before it runs. A value that is the same for all
-of them needs no count: its dim for them is missing or of size 1. Where it has an element for each,
-the write stays: `refuse_rows` names it where its gradient is asked for.
+The number of elements that a mask selects is unknown before it runs. A value that is the same for
+all of them needs no count: its dim for them is missing or of size 1. If it has an element for each,
+the write stays: `refuse_rows` names it if its gradient is asked for.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ class Choice:
 
     Args:
         dim: the first dim of the written tensor that the mask covers.
-        size: what the new value is viewed as, so that it broadcasts to the written tensor.
+        size: the shape of a view of the new value that broadcasts to the written tensor.
     """
 
     node: fx.Node
