@@ -142,7 +142,7 @@ from ipu_dynamo.passes.update.tensorify_scalars import TensorifyScalars
 from ipu_dynamo.passes.update_levels import UpdateFunctions, UpdatePlan
 from ipu_dynamo.program import Accumulation, Function, HostProgram, Program
 from ipu_dynamo.program.ir.traced_update import TracedStep
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 
 Passes = Sequence[Pass]
 Owners = Mapping[str, int]  # IPUs of variables, by name
@@ -373,7 +373,7 @@ def update_recipe(
     once: bool,
     writes: bool = True,
     elements: int | None = None,
-) -> Recipe | None:
+) -> FunctionRecipe | None:
     """How the function of a traced update becomes a callable; None: it cannot be joined.
 
     Args:
@@ -399,7 +399,7 @@ def _function_passes(
 
 def recipe_of(
     function: Function, options: Options, machine: Machine, threads: int | None = None
-) -> Recipe:
+) -> FunctionRecipe:
     """How a function becomes a callable that no loop of a program calls."""
     recipe = MakeRecipes(machine.compiles).recipe(function, threads)
     with compile_lock():

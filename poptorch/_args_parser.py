@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from poptorch.arguments import Call, bind, parameters_of
+from poptorch.arguments import CallArguments, bind, parameters_of
 
 
 class ArgsParser:
@@ -16,6 +16,6 @@ class ArgsParser:
     def __init__(self, model: Callable[..., Any], *_: Any, **__: Any) -> None:
         self._parameters = parameters_of(model)
 
-    def __call__(self, args: Any, kwargs: Any, *_: Any, **__: Any) -> Call:
+    def __call__(self, args: Any, kwargs: Any, *_: Any, **__: Any) -> CallArguments:
         """The arguments of a call, by parameter."""
         return bind(self._parameters, args, kwargs)

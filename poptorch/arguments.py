@@ -17,7 +17,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 @dataclass(frozen=True)
-class Call:
+class CallArguments:
     """The arguments of one call, by parameter.
 
     Args:
@@ -69,7 +69,7 @@ def parameters_of(model: Callable[..., Any]) -> Parameters:
 def _any_arguments(*args: Any, **kwargs: Any) -> None: ...
 
 
-def bind(parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+def bind(parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallArguments:
     """Give each argument to the parameter that takes it, and the others their defaults.
 
     Raises:
@@ -106,7 +106,7 @@ def bind(parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any])
     if named:
         known = ", ".join(parameters)
         raise AssertionError(f"Unknown arguments: {', '.join(named)} (known: {known})")
-    return Call(values, positional, tuple(by_position))
+    return CallArguments(values, positional, tuple(by_position))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +134,11 @@ _Expected = _Tensor | _Value | _Container
 class ExpectedCall:
     """What the arguments of every call must look like, taken from the first one."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: CallArguments) -> None:
         self._positional = call.positional
         self._arguments = {name: _expected(value) for name, value in call.values.items()}
 
-    def tensors(self, call: Call) -> list[Tensor]:
+    def tensors(self, call: CallArguments) -> list[Tensor]:
         """The tensors of a later call, in the order of the first one's leaves.
 
         Raises:
@@ -257,7 +257,7 @@ def _mismatch(problem: str) -> Exception:
     return createPoptorchError(f"{problem}. {_AGAIN}", id="input")
 
 
-def check_batches(call: Call, *, splits: int, factors: str) -> None:
+def check_batches(call: CallArguments, *, splits: int, factors: str) -> None:
     """Check that every tensor of a call divides into micro-batches.
 
     Args:
@@ -286,7 +286,7 @@ def check_batches(call: Call, *, splits: int, factors: str) -> None:
         )
 
 
-def warn_about_dictionaries(call: Call) -> None:
+def warn_about_dictionaries(call: CallArguments) -> None:
     """Say that dictionaries as arguments are not common ground for all versions of PopTorch."""
     if any(isinstance(v, dict) and not n.startswith("**") for n, v in call.values.items()):
         logger.warning("Dictionaries as arguments are only partially supported by PopTorch")

@@ -52,7 +52,7 @@ _get_data, _set_data = Tensor.data.__get__, Tensor.data.__set__  # type: ignore[
 
 
 @dataclass(frozen=True, slots=True)
-class Attribute:
+class TensorAttribute:
     """A plain tensor that is an attribute of modules; the trace runs on a copy, which it may
     change. `holder` is a module's own dictionary, which has the tensor under `key`."""
 
@@ -63,7 +63,7 @@ class Attribute:
     key: str
 
 
-NONE: Mapping[int, Attribute] = {}
+NONE: Mapping[int, TensorAttribute] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,7 +128,7 @@ class OutsideReads(TorchFunctionMode):
             one of these in another place than the module's own.
     """
 
-    def __init__(self, attributes: Mapping[int, Attribute], stand_ins: Mapping[int, Tensor]):
+    def __init__(self, attributes: Mapping[int, TensorAttribute], stand_ins: Mapping[int, Tensor]):
         super().__init__()
         self._copies = {id(attribute.copy): attribute for attribute in attributes.values()}
         self._stand_ins = stand_ins
@@ -224,7 +224,9 @@ class OutsideReads(TorchFunctionMode):
 
 
 def outside_of_graph(
-    module: fx.GraphModule, noted: Collection[int] = (), copies: Mapping[int, Attribute] = NONE
+    module: fx.GraphModule,
+    noted: Collection[int] = (),
+    copies: Mapping[int, TensorAttribute] = NONE,
 ) -> dict[int, OutsideTensor]:
     """Tensors that a traced graph holds, but those that forward made of numbers; by identity.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ipu_dynamo.capture.capture import Placeholder
-from ipu_dynamo.capture.outside import Attribute
+from ipu_dynamo.capture.outside import TensorAttribute
 from ipu_dynamo.capture.private.own_tensors import own_tensors_elsewhere
 from ipu_dynamo.capture.private.tracing import has_value, is_left, origin_of, real_of
 from ipu_dynamo.errors import CompileError, called_from
@@ -101,21 +101,23 @@ def swapped(
         stack.close()
 
 
-def copied_attributes(model: Model, device: torch.device | None = None) -> dict[int, Attribute]:
+def copied_attributes(
+    model: Model, device: torch.device | None = None
+) -> dict[int, TensorAttribute]:
     """Plain tensor attributes of a module, by identity, with copies on `device`; None: theirs."""
-    attributes: dict[int, Attribute] = {}
+    attributes: dict[int, TensorAttribute] = {}
     modules = model.named_modules() if isinstance(model, nn.Module) else ()
     for path, module in modules:
         for name, value in vars(module).items():
             if isinstance(value, Tensor) and id(value) not in attributes:
                 full = f"{path}.{name}" if path else name
                 copy = value.detach().to(device, copy=True)
-                attributes[id(value)] = Attribute(full, value, copy, vars(module), name)
+                attributes[id(value)] = TensorAttribute(full, value, copy, vars(module), name)
     return attributes
 
 
 @contextmanager
-def attributes_swapped(model: Model, attributes: Mapping[int, Attribute]) -> Iterator[None]:
+def attributes_swapped(model: Model, attributes: Mapping[int, TensorAttribute]) -> Iterator[None]:
     """Put the copies in place of plain tensor attributes."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     places = [

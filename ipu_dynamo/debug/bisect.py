@@ -29,7 +29,7 @@ from ipu_dynamo.debug.repro_of import (
     repro_of_gradient,
     repro_of_pass,
 )
-from ipu_dynamo.debug.snapshots import NAME, Snapshot, Watcher, compute, gradients
+from ipu_dynamo.debug.snapshots import NAME, PassWatcher, Snapshot, compute, gradients
 from ipu_dynamo.debug.stepping import (
     WrongCall,
     expected_values,
@@ -162,7 +162,7 @@ class _Search:
         self.given[ACCUMULATION_WEIGHT] = torch.tensor(1.0)
         self.given[REPLICA_INDEX] = torch.tensor(0)
         self.start = start_gradient(options)
-        self.watcher = Watcher(self.start)
+        self.watcher = PassWatcher(self.start)
         self.snapshots = self.watcher.snapshots
         passes = whole_step(options, training=training, loss=loss)
         manager = PassManager("bisect", watch=self.watcher)

@@ -66,7 +66,7 @@ def origin(node: fx.Node) -> str | None:
     return name
 
 
-class Watcher:
+class PassWatcher:
     """Takes a copy of what is there before the first pass and after each, for a `PassManager`.
 
     Args:
@@ -186,14 +186,14 @@ def compute(snapshot: Snapshot, given: Mapping[str, Tensor]) -> dict[fx.Node, An
 
 
 @dataclass(frozen=True)
-class Gradients:
+class EagerGradients:
     """What eager autograd gives: for trained parameters by name, and for values in between."""
 
     parameters: Mapping[str, Tensor]
     values: Mapping[fx.Node, Tensor]
 
 
-def gradients(snapshot: Snapshot, given: Mapping[str, Tensor], start: float) -> Gradients:
+def gradients(snapshot: Snapshot, given: Mapping[str, Tensor], start: float) -> EagerGradients:
     """Differentiate a graph with a known loss; `start` is the gradient of the loss."""
     leaves = arguments(snapshot, given)
     trained = {}
@@ -215,4 +215,4 @@ def gradients(snapshot: Snapshot, given: Mapping[str, Tensor], start: float) -> 
         found = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
     of_parameters = {name: g for name, g in zip(trained, found, strict=False) if g is not None}
     of_values = {node: g for node, g in zip(between, found, strict=True) if g is not None}
-    return Gradients(of_parameters, of_values)
+    return EagerGradients(of_parameters, of_values)

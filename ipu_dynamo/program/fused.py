@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ipu_dynamo.errors import ProgramError
 from ipu_dynamo.ops.updates.update_functions import LEFT_OUT
 from ipu_dynamo.program.ir.function import Function
-from ipu_dynamo.program.ir.update_rules import Rule, Traced
+from ipu_dynamo.program.ir.update_rules import Rule, TracedRule
 
 Hyperparameters = Sequence[Sequence[float]]  # of each update group, in its rule's order
 Zeros = frozenset[tuple[int, str]]  # the hyperparameters that are zero and left out: group and name
@@ -56,7 +56,7 @@ def zeros_of(rules: Mapping[int, Rule], hyperparameters: Hyperparameters) -> Zer
     return frozenset(
         (group, name)
         for group, rule in rules.items()
-        if not isinstance(rule, Traced)  # whose functions compute with all that they take
+        if not isinstance(rule, TracedRule)  # whose functions compute with all that they take
         for name, value in zip(rule.hyperparameters, hyperparameters[group], strict=True)
         if float(value) == 0.0 and name in LEFT_OUT
     )

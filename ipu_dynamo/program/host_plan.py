@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from textwrap import fill
 
 from ipu_dynamo.program.decision import Decision
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class HostPlan:
     devices: tuple[str, ...]
     threads: int | None
     decisions: tuple[Decision, ...]
-    recipes: tuple[Recipe, ...]
+    recipes: tuple[FunctionRecipe, ...]
     registers: tuple[tuple[str, ...], ...]
     passes: tuple[tuple[str, tuple[str, ...]], ...]
     before: tuple[str, ...]

@@ -9,7 +9,7 @@ from ipu_dynamo.program.fused import Fused
 from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.ir.function import Function
 from ipu_dynamo.program.ir.program import Program
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class HostProgram:
     deferred: Deferred | None = None
     fused: Fused | None = None
     threads: int | None = None
-    recipes: Mapping[str, Recipe] = field(default_factory=dict)
+    recipes: Mapping[str, FunctionRecipe] = field(default_factory=dict)
     decisions: tuple[Decision, ...] = ()
     plan: HostPlan | None = field(default=None, compare=False)
 

@@ -7,7 +7,7 @@ from ipu_dynamo.program.ir.function import Function
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PrepackedWeight:
     """A further input, which is a weight in the order of a library's own.
 
     Args:
@@ -20,7 +20,7 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class FunctionRecipe:
     """How a function becomes a callable.
 
     Args:
@@ -47,10 +47,10 @@ class Recipe:
     engine: Literal["inductor", "eager"]
     threads: int | None = None
     written: tuple[int, ...] = ()
-    packed: tuple[Packed, ...] = ()
+    packed: tuple[PrepackedWeight, ...] = ()
     releases: bool = False
-    parts: "Parts | None" = None
-    bodies: tuple["Recipe", ...] = ()
+    parts: "CutFunction | None" = None
+    bodies: tuple["FunctionRecipe", ...] = ()
     settings: tuple[tuple[str, bool | int], ...] = ()
     replays: bool = False
     overwrites: tuple[int, ...] = ()
@@ -73,7 +73,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FunctionPart:
     """Operators of a function that run together.
 
     Args:
@@ -83,19 +83,19 @@ class Part:
         dead: numbers of values that end with it.
     """
 
-    recipe: Recipe
+    recipe: FunctionRecipe
     arguments: tuple[int, ...]
     results: tuple[int, ...]
     dead: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class CutFunction:
     """A function in parts, which run in order.
 
     Args:
         results: numbers of the values that the function returns.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[FunctionPart, ...]
     results: tuple[int | None, ...]

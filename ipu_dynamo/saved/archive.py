@@ -20,7 +20,7 @@ from typing import Any, Protocol, Self
 from ipu_dynamo.saved.json_text import expect, fields_of, read_json, write_json
 from ipu_dynamo.saved.refusal import Reason, SavedProgramError
 from ipu_dynamo.saved.replace_file import replacing
-from ipu_dynamo.saved.zip_bytes import Member, around, first_data, first_size, places
+from ipu_dynamo.saved.zip_bytes import ZipMember, around, first_data, first_size, places
 
 MANIFEST = "manifest.json"
 FORMAT, FORM = "ipu_dynamo saved program", 5
@@ -46,7 +46,7 @@ class Streamed(Protocol):
 class Listed:
     """A member as the list has it."""
 
-    member: Member
+    member: ZipMember
     sha256: str
 
 
@@ -70,8 +70,8 @@ def write_archive(
     names = sorted(members)
     if bad := [name for name in names if not _NAME.fullmatch(name)]:
         raise ValueError(f"not names of members: {bad}")
-    listed = [Listed(Member(name, _size(members[name])), "0" * 64) for name in names]
-    first = Member(MANIFEST, len(_manifest(head, listed, FORM)))
+    listed = [Listed(ZipMember(name, _size(members[name])), "0" * 64) for name in names]
+    first = ZipMember(MANIFEST, len(_manifest(head, listed, FORM)))
     begins = places([first, *(entry.member for entry in listed)])
     with replacing(path) as file:
         for index, (entry, begin) in enumerate(zip(listed, begins[1:], strict=True)):
@@ -118,7 +118,7 @@ class Archive:
             self.head, self.form, listed, manifest = self._read_manifest()
             self._members = {entry.member.name: entry for entry in listed}
             self.names = tuple(self._members)
-            first = Member(MANIFEST, len(manifest), zlib.crc32(manifest))
+            first = ZipMember(MANIFEST, len(manifest), zlib.crc32(manifest))
             members = [first, *(entry.member for entry in listed)]
             self._begins = dict(zip(self.names, places(members)[1:], strict=True))
             self._compare(members)
@@ -160,7 +160,7 @@ class Archive:
         return self._members[name].member.size
 
     def sha256(self, name: str) -> str:
-        """The checksum of a member, as the list has it; `read` and `Reading` compare."""
+        """The checksum of a member, as the list has it; `read` and `MemberReader` compare."""
         self.size(name)
         return self._members[name].sha256
 
@@ -173,7 +173,7 @@ class Archive:
         if (size := self.size(name)) > most:
             raise self.refused(Reason.LIMIT, f"it has {size} bytes, of at most {most}", name)
         content = bytearray(size)
-        with Reading(self, name) as reading:
+        with MemberReader(self, name) as reading:
             reading.into(memoryview(content))
         return bytes(content)
 
@@ -183,9 +183,9 @@ class Archive:
         with self.part(name):
             return read_json(content)
 
-    def part(self, name: str) -> "Part":
+    def part(self, name: str) -> "RefusalContext":
         """Say of refusals within a `with` which part of this file they are about."""
-        return Part(self, name)
+        return RefusalContext(self, name)
 
     def at(self, position: int, into: memoryview) -> None:
         """Fill `into` with the bytes of the file from `position` on."""
@@ -230,7 +230,7 @@ class Archive:
                 raise SavedProgramError(Reason.DAMAGED, "members are not in their order")
         return head, form, listed, manifest
 
-    def _compare(self, members: Sequence[Member]) -> None:
+    def _compare(self, members: Sequence[ZipMember]) -> None:
         """Hold everything around the members to what it must be."""
         end = 0
         for position, piece in around(members):
@@ -242,7 +242,7 @@ class Archive:
             raise self.refused(Reason.DAMAGED, f"it has {self._whole} bytes instead of {end}")
 
 
-class Reading:
+class MemberReader:
     """Read a member from its begin to its end, and then compare its checksum.
 
     Nothing that was read may be used before the `with` has ended.
@@ -286,7 +286,7 @@ class Reading:
             raise self._archive.refused(Reason.DAMAGED, "its checksum differs", self._name)
 
 
-class Part:
+class RefusalContext:
     """Says of refusals within a `with` which part of a file they are about."""
 
     def __init__(self, archive: Archive, name: str) -> None:
@@ -328,7 +328,7 @@ def _listed(value: Any) -> Listed:
         or not _SUM.fullmatch(digest)
     ):
         raise SavedProgramError(Reason.CONTENT, f"not a member: {name}")
-    return Listed(Member(name, size, int(crc, 16)), digest)
+    return Listed(ZipMember(name, size, int(crc, 16)), digest)
 
 
 def _manifest(head: Mapping[str, Any], listed: Sequence[Listed], form: int) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipu_dynamo.saved.archive import Archive, Reading
+from ipu_dynamo.saved.archive import Archive, MemberReader
 from ipu_dynamo.saved.refusal import Reason, SavedProgramError
 
 _CODES: dict[torch.dtype, str] = {
@@ -83,7 +83,7 @@ def read_tensors(archive: Archive, name: str) -> dict[str, Tensor]:
     Raises:
         SavedProgramError: the member is not as it was written.
     """
-    with archive.part(name), Reading(archive, name) as reading:
+    with archive.part(name), MemberReader(archive, name) as reading:
         length = bytearray(_LENGTH)
         reading.into(memoryview(length))
         size = int.from_bytes(length, "little")

@@ -26,7 +26,7 @@ _LONGEST_NAME = 0xFF
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ZipMember:
     """A member of an archive, and its checksum as zip files have it."""
 
     name: str
@@ -50,12 +50,12 @@ def first_size(header: bytes, name: str) -> int | None:
         return None
     at = _LOCAL.size + len(name)
     kind, length, size, same = struct.unpack_from("<HHQQ", header, at)
-    expected = local_header(Member(name, size, _LOCAL.unpack_from(header)[6]), 0)
+    expected = local_header(ZipMember(name, size, _LOCAL.unpack_from(header)[6]), 0)
     fits = (kind, length, size) == (_SIZES, 16, same) and header.startswith(expected)
     return size if fits else None
 
 
-def places(members: Sequence[Member]) -> list[int]:
+def places(members: Sequence[ZipMember]) -> list[int]:
     """Where the content of each member begins."""
     begins, position = [], 0
     for member in members:
@@ -65,7 +65,7 @@ def places(members: Sequence[Member]) -> list[int]:
     return begins
 
 
-def around(members: Sequence[Member]) -> Iterator[tuple[int, bytes]]:
+def around(members: Sequence[ZipMember]) -> Iterator[tuple[int, bytes]]:
     """Every byte that is not in a member: pieces, each with its position."""
     begins = places(members)
     position, central = 0, []
@@ -78,7 +78,7 @@ def around(members: Sequence[Member]) -> Iterator[tuple[int, bytes]]:
     yield position, directory + _end(len(members), len(directory), position)
 
 
-def local_header(member: Member, position: int) -> bytes:
+def local_header(member: ZipMember, position: int) -> bytes:
     """What stands before a member's content, if it begins at `position`."""
     name = member.name.encode("ascii")
     begin = _aligned(position + _LOCAL.size + len(name) + 24)
@@ -92,7 +92,7 @@ def local_header(member: Member, position: int) -> bytes:
     return fixed + name + extra
 
 
-def _central_header(member: Member, position: int) -> bytes:
+def _central_header(member: ZipMember, position: int) -> bytes:
     name = member.name.encode("ascii")
     extra = struct.pack("<HHQQQ", _SIZES, 24, member.size, member.size, position)
     fixed = _CENTRAL.pack(

@@ -19,7 +19,7 @@ Run = Callable[[Any, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class LayerKind:
     """One kind of layer.
 
     Args:
@@ -162,77 +162,79 @@ def in_bfloat16(layer: Any, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
     return y + rounded
 
 
-def _serialized(mode: Mode) -> Kind:
+def _serialized(mode: Mode) -> LayerKind:
     """A product in two parts, or in one where there is no more to split."""
 
     def run(table: Any, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
         parts = 2 if mode == "input_channels" else min(2, x.shape[1])
         return serialized_matmul(x, table.weight.t(), mode, parts)
 
-    return Kind(run, lambda w: nn.Embedding(w, w), exact=True)
+    return LayerKind(run, lambda w: nn.Embedding(w, w), exact=True)
 
 
 def _frozen(width: int) -> nn.Module:
     return nn.Linear(width, width).requires_grad_(False)
 
 
-KINDS: dict[str, Kind] = {
-    "linear": Kind(lambda m, x, y, i: m(x), lambda w: nn.Linear(w, w), exact=True),
-    "add": Kind(lambda _, x, y, i: x + y, exact=True),
-    "relu": Kind(lambda _, x, y, i: x.relu(), exact=True),
-    "multiply": Kind(lambda _, x, y, i: x.clamp(-2, 2) * y.clamp(-2, 2), exact=True),
-    "add_scalars": Kind(add_scalars, Scalars, exact=True),
-    "join": Kind(
+KINDS: dict[str, LayerKind] = {
+    "linear": LayerKind(lambda m, x, y, i: m(x), lambda w: nn.Linear(w, w), exact=True),
+    "add": LayerKind(lambda _, x, y, i: x + y, exact=True),
+    "relu": LayerKind(lambda _, x, y, i: x.relu(), exact=True),
+    "multiply": LayerKind(lambda _, x, y, i: x.clamp(-2, 2) * y.clamp(-2, 2), exact=True),
+    "add_scalars": LayerKind(add_scalars, Scalars, exact=True),
+    "join": LayerKind(
         lambda m, x, y, i: m(torch.cat((x, y), 1)), lambda w: nn.Linear(2 * w, w), exact=True
     ),
-    "frozen": Kind(lambda m, x, y, i: m(x), _frozen, exact=True),
-    "embedding": Kind(lambda m, x, y, i: x + m(i), lambda w: nn.Embedding(w, w), exact=True),
-    "unembedding": Kind(
+    "frozen": LayerKind(lambda m, x, y, i: m(x), _frozen, exact=True),
+    "embedding": LayerKind(lambda m, x, y, i: x + m(i), lambda w: nn.Embedding(w, w), exact=True),
+    "unembedding": LayerKind(
         lambda m, x, y, i: x @ m.weight.t(), lambda w: nn.Embedding(w, w), exact=True
     ),
     "serialized_rows": _serialized("input_channels"),
     "serialized_sum": _serialized("reducing_dim"),
     "serialized_columns": _serialized("output_channels"),
-    "checkpoint": Kind(checkpointed, lambda w: nn.Linear(w, w), exact=True),
-    "autocast": Kind(in_bfloat16, lambda w: nn.Linear(w, w), exact=True),
-    "add_rows": Kind(add_rows, exact=True),
-    "numbers": Kind(lambda _, x, y, i: x + (i[:, None] - 1) * y, exact=True),
-    "detach": Kind(lambda _, x, y, i: x - y.detach(), exact=True),
-    "without_gradient": Kind(without_gradient, exact=True),
-    "flip": Kind(lambda _, x, y, i: x.flip(1) - y.t().contiguous().t(), exact=True),
-    "exchange_halves": Kind(exchange_halves, exact=True),
-    "write_slices": Kind(write_slices, exact=True),
-    "accumulate": Kind(accumulate, exact=True),
-    "change": Kind(change, exact=True),
-    "gather": Kind(lambda _, x, y, i: x.gather(1, i[:, None].expand_as(x)) + y, exact=True),
-    "pick_largest": Kind(pick_largest, exact=True),
-    "look_up_largest": Kind(look_up_largest, lambda w: nn.Embedding(w, w), exact=True),
-    "constant": Kind(
+    "checkpoint": LayerKind(checkpointed, lambda w: nn.Linear(w, w), exact=True),
+    "autocast": LayerKind(in_bfloat16, lambda w: nn.Linear(w, w), exact=True),
+    "add_rows": LayerKind(add_rows, exact=True),
+    "numbers": LayerKind(lambda _, x, y, i: x + (i[:, None] - 1) * y, exact=True),
+    "detach": LayerKind(lambda _, x, y, i: x - y.detach(), exact=True),
+    "without_gradient": LayerKind(without_gradient, exact=True),
+    "flip": LayerKind(lambda _, x, y, i: x.flip(1) - y.t().contiguous().t(), exact=True),
+    "exchange_halves": LayerKind(exchange_halves, exact=True),
+    "write_slices": LayerKind(write_slices, exact=True),
+    "accumulate": LayerKind(accumulate, exact=True),
+    "change": LayerKind(change, exact=True),
+    "gather": LayerKind(lambda _, x, y, i: x.gather(1, i[:, None].expand_as(x)) + y, exact=True),
+    "pick_largest": LayerKind(pick_largest, exact=True),
+    "look_up_largest": LayerKind(look_up_largest, lambda w: nn.Embedding(w, w), exact=True),
+    "constant": LayerKind(
         lambda _, x, y, i: x + torch.arange(x.shape[1]) - torch.tensor(1.0), exact=True
     ),
-    "double": Kind(lambda _, x, y, i: (x.double() - y.double()).to(x.dtype), exact=True),
-    "half": Kind(lambda _, x, y, i: x + y.detach().half().mul(2).to(x.dtype), exact=True),
-    "compare": Kind(lambda _, x, y, i: torch.where(x > y, x, -y), exact=True),
-    "count": Kind(count, Memory, exact=True),
-    "remember": Kind(remember, Memory, exact=True),
-    "function": Kind(
+    "double": LayerKind(lambda _, x, y, i: (x.double() - y.double()).to(x.dtype), exact=True),
+    "half": LayerKind(lambda _, x, y, i: x + y.detach().half().mul(2).to(x.dtype), exact=True),
+    "compare": LayerKind(lambda _, x, y, i: torch.where(x > y, x, -y), exact=True),
+    "count": LayerKind(count, Memory, exact=True),
+    "remember": LayerKind(remember, Memory, exact=True),
+    "function": LayerKind(
         lambda _, x, y, i: Twice.apply(x) - y,  # type: ignore[no-untyped-call]
         exact=True,
     ),
-    "dropout": Kind(lambda m, x, y, i: m(x), lambda w: nn.Dropout(0.5).eval(), exact=True),
-    "sort": Kind(lambda _, x, y, i: x.sort(1, descending=True).values - y),
-    "variance": Kind(lambda _, x, y, i: x / (1 + y.var(1, keepdim=True, unbiased=False))),
-    "lstm": Kind(recur, lambda w: nn.LSTM(w, w)),
-    "tanh": Kind(lambda _, x, y, i: x.tanh()),
-    "gelu": Kind(lambda _, x, y, i: F.gelu(x)),
-    "softmax": Kind(lambda _, x, y, i: x.softmax(1) - y),
-    "layer_norm": Kind(lambda m, x, y, i: m(x), lambda w: nn.LayerNorm(w, eps=0.1)),
-    "batch_norm": Kind(lambda m, x, y, i: m(x), lambda w: nn.BatchNorm1d(w, eps=0.1)),
-    "convolve": Kind(convolve, lambda w: nn.Conv1d(2, 2, 3, padding=1)),
-    "attention": Kind(attention),
-    "average": Kind(average, Memory),
-    "drop": Kind(lambda _, x, y, i: F.dropout(x, 0.5), random=True),
-    "noise": Kind(lambda _, x, y, i: x + torch.rand_like(x) - torch.randn_like(y), random=True),
+    "dropout": LayerKind(lambda m, x, y, i: m(x), lambda w: nn.Dropout(0.5).eval(), exact=True),
+    "sort": LayerKind(lambda _, x, y, i: x.sort(1, descending=True).values - y),
+    "variance": LayerKind(lambda _, x, y, i: x / (1 + y.var(1, keepdim=True, unbiased=False))),
+    "lstm": LayerKind(recur, lambda w: nn.LSTM(w, w)),
+    "tanh": LayerKind(lambda _, x, y, i: x.tanh()),
+    "gelu": LayerKind(lambda _, x, y, i: F.gelu(x)),
+    "softmax": LayerKind(lambda _, x, y, i: x.softmax(1) - y),
+    "layer_norm": LayerKind(lambda m, x, y, i: m(x), lambda w: nn.LayerNorm(w, eps=0.1)),
+    "batch_norm": LayerKind(lambda m, x, y, i: m(x), lambda w: nn.BatchNorm1d(w, eps=0.1)),
+    "convolve": LayerKind(convolve, lambda w: nn.Conv1d(2, 2, 3, padding=1)),
+    "attention": LayerKind(attention),
+    "average": LayerKind(average, Memory),
+    "drop": LayerKind(lambda _, x, y, i: F.dropout(x, 0.5), random=True),
+    "noise": LayerKind(
+        lambda _, x, y, i: x + torch.rand_like(x) - torch.randn_like(y), random=True
+    ),
 }
 BUFFERED = frozenset({"batch_norm", "average", "count", "remember"})  # training changes them
 TIED = frozenset(

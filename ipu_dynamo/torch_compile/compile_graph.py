@@ -68,7 +68,7 @@ log = logging.getLogger("ipu_dynamo.program")
 
 
 @dataclass
-class Record:
+class GraphRecord:
     """What was decided for a graph; `blocks` counts operators by block, stage and IPU."""
 
     operators: list[fx.Node] = field(default_factory=list)
@@ -90,7 +90,7 @@ def compile_readably(
     examples: Sequence[Any],
     options: object,
     mode: str | None = None,
-    record: Record | None = None,
+    record: GraphRecord | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph; whatever goes wrong is raised as an error that Dynamo shows as it is.
 
@@ -123,7 +123,7 @@ def _compile_graph(
     gm: fx.GraphModule,
     examples: Sequence[Any],
     options: BackendOptions,
-    record: Record | None = None,
+    record: GraphRecord | None = None,
 ) -> Callable[..., Any]:
     """Compile Dynamo's graph; blocks in it become stages.
 
@@ -136,11 +136,11 @@ def _compile_graph(
             hint="leave out aot_compile and torch._functorch.config.force_autograd_cache",
         )
     with compile_lock():  # Dynamo holds it, other callers of a backend may not
-        return _compile_alone(gm, examples, options, Record() if record is None else record)
+        return _compile_alone(gm, examples, options, GraphRecord() if record is None else record)
 
 
 def _compile_alone(
-    gm: fx.GraphModule, examples: Sequence[Any], options: BackendOptions, record: Record
+    gm: fx.GraphModule, examples: Sequence[Any], options: BackendOptions, record: GraphRecord
 ) -> Callable[..., Any]:
     tell_of_swallowed_errors()
     left_out((), options.core())  # what is wrong with it is said before any graph is looked at
@@ -203,7 +203,7 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def _fall_back(
-    plain: fx.GraphModule, options: BackendOptions, error: UnplaceableError, record: Record
+    plain: fx.GraphModule, options: BackendOptions, error: UnplaceableError, record: GraphRecord
 ) -> Callable[..., Any]:
     """Let PyTorch run the user's graph if it cannot be placed, and the user wants that."""
     record.unplaceable = error.found
@@ -233,7 +233,7 @@ class _GraphPrograms:
     options: BackendOptions
     engine: Engine
     micro_batches: MicroBatches | None
-    record: Record
+    record: GraphRecord
     seen: dict[str, Placeholder] = field(default_factory=dict)
     owners: dict[str, int] = field(default_factory=dict)
     done: set[str] = field(default_factory=set)

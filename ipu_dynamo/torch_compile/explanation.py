@@ -19,7 +19,7 @@ from ipu_dynamo.passes.manager import PassRun, summary
 from ipu_dynamo.program import Decision, HostProgram, Program, Repeat
 from ipu_dynamo.runtime.engines.engines import ENGINE
 from ipu_dynamo.torch_compile.backend_options import BackendOptions
-from ipu_dynamo.torch_compile.compile_graph import Record, compile_readably
+from ipu_dynamo.torch_compile.compile_graph import GraphRecord, compile_readably
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from ipu_dynamo.whole_step.explanation import WholeStepExplanation
 
@@ -180,10 +180,10 @@ def explain(
             model.compile(*inputs, **kwargs)
         return model.explain()
     read = BackendOptions.read(options)
-    records: list[Record] = []
+    records: list[GraphRecord] = []
 
     def backend(gm: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-        records.append(Record())
+        records.append(GraphRecord())
         return compile_readably(gm, examples, read, record=records[-1])
 
     given, named = _copies(inputs), _copies(kwargs)
@@ -216,7 +216,7 @@ def _decided(hosts: Sequence[HostProgram], *passes: str) -> tuple[Decision, ...]
     return tuple(replace(first[key], count=count) for key, count in counts.items())
 
 
-def _describe(record: Record) -> GraphExplanation:
+def _describe(record: GraphRecord) -> GraphExplanation:
     lines = [line for line in map(source_line, record.operators) if line != "unknown source"]
     return GraphExplanation(
         operators=len(record.operators),

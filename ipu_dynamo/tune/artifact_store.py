@@ -38,7 +38,7 @@ _DAMAGES = (
 
 
 @dataclass(frozen=True)
-class Entry:
+class StageArtifact:
     """The compiled code of one stage.
 
     Args:
@@ -82,7 +82,7 @@ class StageStore:
             for folder in (self._stages, self._kernels, self._checks):
                 _sweep_unfinished(folder)
 
-    def read(self, key: str) -> Entry | None:
+    def read(self, key: str) -> StageArtifact | None:
         """The entry, or None when there is none, or a damaged one."""
         path = self._stages / key
         try:
@@ -100,9 +100,9 @@ class StageStore:
         except _DAMAGES as error:
             log.warning("%s is damaged (%s): the stage is compiled again", path, error)
             return None
-        return Entry(code, kernels)
+        return StageArtifact(code, kernels)
 
-    def write(self, key: str, entry: Entry) -> None:
+    def write(self, key: str, entry: StageArtifact) -> None:
         """Keep an entry, in place of one with this key; its kernels are copied."""
         paths = dict.fromkeys(library for library, _ in entry.kernels.values())
         digests = {library: self.keep_library(library).stem for library in paths}

@@ -8,7 +8,7 @@ from ipu_dynamo.errors import CompileError
 from ipu_dynamo.options import Anchor
 from ipu_dynamo.program import Output, TensorType
 from ipu_dynamo.program.ir.made_names import in_files
-from ipu_dynamo.runtime.execute.memory.step_records import Wanted, When
+from ipu_dynamo.runtime.execute.memory.step_records import RecordedVariable, When
 from ipu_dynamo.whole_step.compile_model import Compiled
 from ipu_dynamo.whole_step.weights.initial_state import updates
 
@@ -49,7 +49,9 @@ def value_names(compiled: Compiled) -> ValueNames:
     )
 
 
-def wanted_variables(compiled: Compiled, anchors: Mapping[str, Anchor]) -> dict[str, Wanted]:
+def wanted_variables(
+    compiled: Compiled, anchors: Mapping[str, Anchor]
+) -> dict[str, RecordedVariable]:
     """What the runtime has to keep for the anchors that are no streams of the program.
 
     Raises:
@@ -73,7 +75,7 @@ def wanted_variables(compiled: Compiled, anchors: Mapping[str, Anchor]) -> dict[
         lasts = anchor.returns == "final" and variable not in _in_force(compiled)
         when: When = "after" if anchor.of == "update" or lasts else "before"
         output = Output(short, types[variable], anchor.returns, anchor.period)
-        wanted[short] = Wanted(variable, when, output)
+        wanted[short] = RecordedVariable(variable, when, output)
     return wanted
 
 

@@ -139,7 +139,7 @@ def compile_model(
             return _of_ready(ready, capture, options, machine, host_changes)
         options = _sharded_if_short(capture, options)
         options = with_costs(capture, options, loss=loss)
-        wanted = Wanted(groups, machine, training, loss, may_train_nothing)
+        wanted = LoweringInputs(groups, machine, training, loss, may_train_nothing)
         cache = ProgramCache.of(options)
         more = {"loss": loss, "may_train_nothing": may_train_nothing}
         key = program_key(capture, options, groups, devices, **more) if cache else None
@@ -158,7 +158,7 @@ def compile_model(
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LoweringInputs:
     """What the passes are told beside the options; see `compile_model`."""
 
     groups: Sequence[UpdateGroup]
@@ -184,7 +184,7 @@ def fused_again(
 def _lowered(
     capture: Traced,
     options: Options,
-    wanted: Wanted,
+    wanted: LoweringInputs,
     host_changes: Sequence[tuple[Tensor, Tensor]],
 ) -> Compiled:
     """A traced model with the program that the passes make of it."""

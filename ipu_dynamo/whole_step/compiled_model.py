@@ -36,7 +36,7 @@ from ipu_dynamo.whole_step.compile_model import Compiled, batching, compile_mode
 from ipu_dynamo.whole_step.compiled_state import not_compiled
 from ipu_dynamo.whole_step.inspection import Inspection
 from ipu_dynamo.whole_step.optimizer.optimizer_checkpoints import NewestState
-from ipu_dynamo.whole_step.optimizer.optimizer_sync import Describe, OptimizerLink, Reading
+from ipu_dynamo.whole_step.optimizer.optimizer_sync import Describe, GroupsSnapshot, OptimizerLink
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, describe
 from ipu_dynamo.whole_step.optimizer.traced_optimizer import TracedOptimizer, extra_programs
 from ipu_dynamo.whole_step.step_settings import StepSettings
@@ -276,7 +276,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
     def _compile_alone(self, given: Arguments) -> None:
         options = self.options
         example = first_micro_batch(given, self._batching.splits)
-        link, reading = self._link, Reading((), [])
+        link, reading = self._link, GroupsSnapshot((), [])
         if link is not None:
             if self.newest_state is not None:
                 self.newest_state.read()  # the new program goes on from there

@@ -33,7 +33,7 @@ class Cut:
 
 
 @dataclass
-class Piece:
+class Subgraph:
     """A graph under construction.
 
     Args:
@@ -77,7 +77,7 @@ class Extraction:
 
     def __init__(self, cut: Cut, pieces: Iterable[int]) -> None:
         self.cut = cut
-        self.pieces = {index: Piece() for index in pieces}
+        self.pieces = {index: Subgraph() for index in pieces}
 
     def fill(self) -> None:
         """Copy every operator to its piece."""

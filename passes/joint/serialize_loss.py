@@ -40,7 +40,7 @@ _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class SerializedLogits:
     """A serialised product that only a cross-entropy reads.
 
     Args:
@@ -57,7 +57,7 @@ class Head:
     of_rhs: fx.Node | None = None
 
 
-def plan(graph: fx.Graph) -> tuple[Head, ...]:
+def plan(graph: fx.Graph) -> tuple[SerializedLogits, ...]:
     """The heads of a graph."""
     heads = (
         _head(node) for node in graph.find_nodes(op="call_function", target=serialized_matmul_op)
@@ -65,7 +65,7 @@ def plan(graph: fx.Graph) -> tuple[Head, ...]:
     return tuple(head for head in heads if head is not None)
 
 
-def _head(product: fx.Node) -> Head | None:
+def _head(product: fx.Node) -> SerializedLogits | None:
     if product.args[2] == "reducing_dim" or product.meta["val"].dim() != 2:
         return None
     split_size(product)  # raises for a factor that is too large
@@ -79,7 +79,7 @@ def _head(product: fx.Node) -> Head | None:
     if loss is None or loss.args[2] is not None or len(readers) + 1 != len(softmax.users):
         return None
     if not readers:
-        return Head(product, loss)
+        return SerializedLogits(product, loss)
     picked = readers.pop(aten.nll_loss_backward.default, None)
     backward = readers.pop(aten._log_softmax_backward_data.default, None)
     if readers or picked is None or backward is None or list(picked.users) != [backward]:
@@ -89,7 +89,7 @@ def _head(product: fx.Node) -> Head | None:
         if reader.target is not serialized_matmul_op or value.meta["val"].dim() != 2:
             return None
         products["of_x" if reader.args[0] is value else "of_rhs"] = reader
-    return Head(product, loss, backward, **products)
+    return SerializedLogits(product, loss, backward, **products)
 
 
 def _only_reader(node: fx.Node) -> fx.Node:
@@ -119,7 +119,7 @@ def _keeps_rows(node: fx.Node) -> bool:
     return bool(node.meta["val"].shape[-1] == source.meta["val"].shape[-1])
 
 
-def apply(graph: fx.Graph, head: Head) -> None:
+def apply(graph: fx.Graph, head: SerializedLogits) -> None:
     """Replace the product, its loss, and their backward.
 
     Parts are as large whichever dimension is cut. Fewer rows make products that take longer, so

@@ -30,7 +30,7 @@ _SPLIT = {  # mode: the split dimension of lhs, of rhs, of the product; None: ta
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class MatmulSplit:
     """The decision to compute `node` in parts `bounds` of the dimension that its mode splits."""
 
     node: fx.Node
@@ -94,15 +94,15 @@ class SerializeMatmul(GraphPass):
 
     level = "joint"
 
-    def plan(self, graph: fx.Graph) -> tuple[Split, ...]:
+    def plan(self, graph: fx.Graph) -> tuple[MatmulSplit, ...]:
         """Decide how to split each marked product. Reads the graph, changes nothing."""
         splits = []
         for node in graph.find_nodes(op="call_function", target=serialized_matmul_op):
             *_, factor, _ = arguments(node)
-            splits.append(Split(node, parts(split_size(node), factor)))
+            splits.append(MatmulSplit(node, parts(split_size(node), factor)))
         return tuple(splits)
 
-    def apply(self, graph: fx.Graph, split: Split) -> None:
+    def apply(self, graph: fx.Graph, split: MatmulSplit) -> None:
         """Replace `split.node` by a product for each part, and their concatenation or sum."""
         node = split.node
         lhs, rhs, mode, _, keep_precision = arguments(node)

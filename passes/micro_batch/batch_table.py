@@ -31,7 +31,7 @@ _SHOWN = (aten.view.default, aten.unsqueeze.default, aten._to_copy.default)
 NONE, MEAN, SUM = 0, 1, 2  # the argument `reduction` of losses
 
 
-class Operator:
+class OperatorCall:
     """A call of an operator, with its arguments by name."""
 
     def __init__(self, node: fx.Node, n: int, at: Mapping[fx.Node, Placements]) -> None:
@@ -51,7 +51,7 @@ class Operator:
         return {axis % rank for axis in listed} if rank else set()
 
 
-Rule = Callable[[Operator], Row | None]
+Rule = Callable[[OperatorCall], Row | None]
 
 
 def shape_of(value: object) -> tuple[int, ...]:
@@ -78,7 +78,7 @@ def pattern(text: str, sizes: str = "", count: str = "") -> Rule:
     """The rule of a pattern with an item for each tensor among the arguments."""
     operands, results = (side.split() for side in text.split(" -> "))
 
-    def rule(op: Operator) -> Row | None:
+    def rule(op: OperatorCall) -> Row | None:
         read: list[tuple[fx.Node, Labels | Kind]] = []
         for item, node in zip(operands, op.tensors, strict=False):
             if isinstance(node, fx.Node):
@@ -98,16 +98,16 @@ def pattern(text: str, sizes: str = "", count: str = "") -> Rule:
     return rule
 
 
-def elementwise(op: Operator) -> Row:
+def elementwise(op: OperatorCall) -> Row:
     """Arguments broadcast to the shape of the results: dimensions are counted from their end."""
     read = [(x, _spread(x, tuple(range(-len(shape_of(x)), 0)))) for x in op.sources]
     return Row(tuple(read), tuple(tuple(range(-len(shape), 0)) for shape in op.shapes))
 
 
-def moved(order: Callable[[Operator, range], Sequence[Label]], sizes: str = "") -> Rule:
+def moved(order: Callable[[OperatorCall, range], Sequence[Label]], sizes: str = "") -> Rule:
     """Dimensions change places, come or go: `order` is where those of the operands end up."""
 
-    def rule(op: Operator) -> Row | None:
+    def rule(op: OperatorCall) -> Row | None:
         dims = range(len(shape_of(op.sources[0])))
         result = tuple(order(op, dims))
         labels = tuple(dim if dim in result else None for dim in dims)
@@ -118,78 +118,78 @@ def moved(order: Callable[[Operator, range], Sequence[Label]], sizes: str = "") 
     return rule
 
 
-def except_axes(axes: Callable[[Operator], Collection[int]], sizes: str = "") -> Rule:
+def except_axes(axes: Callable[[OperatorCall], Collection[int]], sizes: str = "") -> Rule:
     """Elements meet along some axes; along each other one every row is for itself."""
 
-    def order(op: Operator, dims: range) -> list[Label]:
+    def order(op: OperatorCall, dims: range) -> list[Label]:
         mixed = axes(op)
         return [None if dim in mixed else dim for dim in dims]
 
     return moved(order, sizes)
 
 
-def _squeeze(op: Operator, dims: range) -> list[Label]:
+def _squeeze(op: OperatorCall, dims: range) -> list[Label]:
     shape, axes = shape_of(op.sources[0]), op.axes()
     alone = [dim in axes and shape[dim] == op.n for dim in dims]  # a micro-batch of one row
     return [None if alone[d] else d for d in dims if not (d in axes and shape[d] == 1)]
 
 
-def _transpose(op: Operator, dims: range) -> list[Label]:
+def _transpose(op: OperatorCall, dims: range) -> list[Label]:
     (a,), (b,) = op.axes("dim0"), op.axes("dim1")
     order: list[Label] = list(dims)
     order[a], order[b] = b, a
     return order
 
 
-def _insert(op: Operator, dims: range) -> list[Label]:
+def _insert(op: OperatorCall, dims: range) -> list[Label]:
     at = op.args["dim"] % (len(dims) + 1)
     return [*dims[:at], None, *dims[at:]]
 
 
-def _expand(op: Operator, dims: range) -> list[Label]:
+def _expand(op: OperatorCall, dims: range) -> list[Label]:
     shape = shape_of(op.sources[0])
     kept: list[Label] = [None if shape[dim] == 1 else dim for dim in dims]
     return [None] * (len(op.shapes[0]) - len(dims)) + kept
 
 
-def _repeat(op: Operator, dims: range) -> list[Label]:
+def _repeat(op: OperatorCall, dims: range) -> list[Label]:
     times = op.args["repeats"]
     new = len(times) - len(dims)
     return [*[None] * new, *(dim if times[new + dim] == 1 else None for dim in dims)]
 
 
-def _diagonal(op: Operator, dims: range) -> list[Label]:
+def _diagonal(op: OperatorCall, dims: range) -> list[Label]:
     mixed = op.axes("dim1") | op.axes("dim2")
     return [*(dim for dim in dims if dim not in mixed), None]
 
 
-def _onto_diagonal(op: Operator, dims: range) -> list[Label]:
+def _onto_diagonal(op: OperatorCall, dims: range) -> list[Label]:
     rank = len(op.shapes[0])
     mixed, rows = {op.args["dim1"] % rank, op.args["dim2"] % rank}, iter(dims)
     return [None if dim in mixed else next(rows) for dim in range(rank)]
 
 
-def _windows(op: Operator, dims: range) -> list[Label]:
+def _windows(op: OperatorCall, dims: range) -> list[Label]:
     mixed = op.axes("dimension")
     return [*(None if dim in mixed else dim for dim in dims), None]
 
 
-def _from_windows(op: Operator, dims: range) -> list[Label]:
+def _from_windows(op: OperatorCall, dims: range) -> list[Label]:
     mixed = op.args["dim"] % (len(dims) - 1)
     return [None if dim == mixed else dim for dim in dims[:-1]]
 
 
-def _padded(op: Operator) -> set[int]:
+def _padded(op: OperatorCall) -> set[int]:
     pad, rank = op.args["pad"], len(op.shapes[0])
     return {rank - 1 - i // 2 for i, size in enumerate(pad) if size}
 
 
-def _sliced(op: Operator) -> set[int]:
+def _sliced(op: OperatorCall) -> set[int]:
     whole = op.shapes[0] == shape_of(op.sources[0])
     return set() if whole else op.axes()
 
 
-def indexed(op: Operator) -> Row | None:
+def indexed(op: OperatorCall) -> Row | None:
     """Rule for rows that a list picks, writes or adds to.
 
     An index of a part of the batch picks that part. Its sum on zeros is partial. Its changes of
@@ -207,7 +207,7 @@ def indexed(op: Operator) -> Row | None:
     return Row(tuple(zip(op.tensors, labels, strict=False)), (listed if picks else kept,))
 
 
-def looked_up(op: Operator) -> Row | None:
+def looked_up(op: OperatorCall) -> Row | None:
     """Elements that indices name, `x[i, :, j]`, or write, `x[i, :, j] = values`.
 
     Dimensions without an index stay apart. Those of the indices do, too, where elements are read,
@@ -273,7 +273,7 @@ def _number_of_row(node: fx.Node, rows: int) -> int | None:
     return shape.index(rows) - len(shape) if counted else None
 
 
-def overwritten(op: Operator) -> Row:
+def overwritten(op: OperatorCall) -> Row:
     """A tensor of which a slice, or one place along a dimension, is another's."""
     target, part = (shape_of(x) for x in op.tensors)
     axes = set() if part == target else op.axes()
@@ -289,7 +289,7 @@ def _is_zero(node: fx.Node) -> bool:
 def reduction(*, adds: bool = False, mean: bool = False) -> Rule:
     """Over other dimensions each row has its own; sums and means over rows are partial."""
 
-    def rule(op: Operator) -> Row:
+    def rule(op: OperatorCall) -> Row:
         (source,), axes = op.sources, op.axes()
         dims: Labels = tuple(range(len(shape_of(source))))
         apart = tuple(None if dim in axes else dim for dim in dims)
@@ -302,7 +302,7 @@ def reduction(*, adds: bool = False, mean: bool = False) -> Rule:
     return rule
 
 
-def view(op: Operator) -> Row | None:
+def view(op: OperatorCall) -> Row | None:
     """A view keeps the order of elements: rows are found again behind as many repetitions."""
     (source,), sizes, placed = op.sources, op.shapes[0], op.at[op.sources[0]]
     if not isinstance(placed, Shard) or 0 in sizes:
@@ -321,14 +321,14 @@ def view(op: Operator) -> Row | None:
     return Row(((source, labels),), (result,), sizes="size", outer=block.outer)
 
 
-def layer_norm(op: Operator) -> Row | None:
+def layer_norm(op: OperatorCall) -> Row | None:
     own = "." * len(op.args["normalized_shape"])
     if op.node.target is aten.native_layer_norm.default:
         return pattern(f"*{own} {own} {own} -> *{own} *{own} *{own}")(op)
     return pattern(f"*{own} *{own} *{own} *{own} {own} {own} -> *{own} {own} {own}")(op)
 
 
-def batch_norm(op: Operator) -> Row | None:
+def batch_norm(op: OperatorCall) -> Row | None:
     """Training takes each micro-batch's own statistics; running ones are averaged."""
     if _among_channels(op):
         return pattern(f"nc~ c c c c -> nc~ {'c c' if op.args['training'] else 'E E'} c c")(op)
@@ -343,25 +343,25 @@ def batch_norm(op: Operator) -> Row | None:
     return pattern("n.~ . . . . -> n.~ E E ./ ./")(op)
 
 
-def batch_norm_in_eval(op: Operator) -> Row | None:
+def batch_norm_in_eval(op: OperatorCall) -> Row | None:
     if _among_channels(op):
         return pattern("nc~ c c c c -> nc~ E E")(op)
     return pattern("n.~ . . . . -> n.~ E E")(op)
 
 
-def batch_norm_of_batch(op: Operator) -> Row | None:
+def batch_norm_of_batch(op: OperatorCall) -> Row | None:
     """By statistics of the batch in eval mode, too, so that only channels are apart."""
     return pattern("nc~ c c -> nc~ c c")(op) if _among_channels(op) else None
 
 
-def batch_norm_backward(op: Operator) -> Row | None:
+def batch_norm_backward(op: OperatorCall) -> Row | None:
     if not _among_channels(op):
         return pattern("n.~ n.~ . . . E E -> n.~ . .")(op)
     own = "c c" if op.args["train"] else "E E"
     return pattern(f"nc~ nc~ c c c {own} -> nc~ c c")(op)
 
 
-def _among_channels(op: Operator) -> bool:
+def _among_channels(op: OperatorCall) -> bool:
     """Whether the rows are cut in dim 1, where each place has its own statistics.
 
     Instance norm is a batch norm whose channels are those of all rows.
@@ -370,28 +370,28 @@ def _among_channels(op: Operator) -> bool:
     return isinstance(placed, Shard) and placed.dim == 1
 
 
-def embedding_backward(op: Operator) -> Row | None:
+def embedding_backward(op: OperatorCall) -> Row | None:
     return None if op.args["scale_grad_by_freq"] else pattern("*. * -> ..")(op)
 
 
-def nll(op: Operator) -> Row | None:
+def nll(op: OperatorCall) -> Row | None:
     """A mean divides by the weight of all targets, so `PrepareBatch` takes sums instead."""
     if op.args["reduction"] == MEAN:
         return None
     return pattern(f"n.~ n~ . -> {'n~' if op.args['reduction'] == NONE else '-'} -")(op)
 
 
-def nll_backward(op: Operator) -> Row | None:
+def nll_backward(op: OperatorCall) -> Row | None:
     return pattern(f"{'n~' if op.args['reduction'] == NONE else '-'} n.~ n~ . - -> n.~")(op)
 
 
-def loss(op: Operator) -> Row:
+def loss(op: OperatorCall) -> Row:
     """Element by element, then a sum or a mean, which has no dimensions."""
     mean = op.args["reduction"] == MEAN
     return replace(elementwise(op), mean=frozenset({0} if mean else ()))
 
 
-def loss_backward(op: Operator) -> Row:
+def loss_backward(op: OperatorCall) -> Row:
     """The gradient of a mean divides by the number of elements, here of a micro-batch."""
     return replace(elementwise(op), too_large=op.args["reduction"] == MEAN)
 
@@ -399,7 +399,7 @@ def loss_backward(op: Operator) -> Row:
 def paired(text: str) -> Rule:
     """The rule of a pattern whose operands have as many dimensions as the first."""
 
-    def rule(op: Operator) -> Row | None:
+    def rule(op: OperatorCall) -> Row | None:
         ranks = {len(shape_of(x)) for x in op.tensors[:2]}
         return pattern(text)(op) if len(ranks) == 1 else None
 
@@ -411,7 +411,7 @@ def of_rank(rank: int, text: str, sizes: str = "") -> Rule:
     return lambda op: pattern(text, sizes)(op) if len(shape_of(op.sources[0])) == rank else None
 
 
-def trilinear(op: Operator) -> Row:
+def trilinear(op: OperatorCall) -> Row:
     """Three tensors that get more dimensions, their product, and the sum over some of them."""
     read, summed = [], op.args["sumdim"]
     rank = len(shape_of(op.args["i1"])) + len(op.args["expand1"])
@@ -466,12 +466,12 @@ _TABLE: list[tuple[Rule, str]] = [
     (moved(lambda op, dims: [*dims[:-1]]), "view_as_complex"),
     (moved(lambda op, dims: [d for d in dims if d not in op.axes()]), "select.int unbind.int"),
     (except_axes(_sliced), "slice.Tensor"),
-    (except_axes(Operator.axes, sizes="input_sizes"), "slice_backward"),
+    (except_axes(OperatorCall.axes, sizes="input_sizes"), "slice_backward"),
     (except_axes(lambda op: op.axes("dims")), "flip roll"),
     (except_axes(_padded), "constant_pad_nd"),
     (except_axes(lambda op: {len(op.shapes[0]) - 1, len(op.shapes[0]) - 2}), "tril triu"),
     (
-        except_axes(Operator.axes),
+        except_axes(OperatorCall.axes),
         """cat split.Tensor split_with_sizes cumsum cumprod logcumsumexp sort sort.stable
         topk glu glu_backward gather scatter.src scatter.value scatter_add
         _softmax _log_softmax _safe_softmax _softmax_backward_data _log_softmax_backward_data

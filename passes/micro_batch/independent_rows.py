@@ -22,7 +22,7 @@ from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.joint.random_numbers.counter_random import draws
 from ipu_dynamo.passes.micro_batch.batch_table import (
     RULES,
-    Operator,
+    OperatorCall,
     Rule,
     batch_norm,
     pattern,
@@ -131,7 +131,7 @@ class _Rows(Planner):
         if kinds <= {Kind.REPLICATE}:
             return Kind.REPLICATE
         if rule := _OWN_RULES.get(target):
-            op = Operator(node, self.split.n, self.split.at)
+            op = OperatorCall(node, self.split.n, self.split.at)
             row = rule(op)
             return Kind.DEFERRED if row is None else self.fit(op, row) or Kind.DEFERRED
         if target not in RULES or RULES[target] is batch_norm:
@@ -154,7 +154,7 @@ class _Rows(Planner):
             place = dim - len(shape_of(node)) + len(shape)
             return place < 0 or shape[place] < size
         rule = RULES.get(node.target)
-        row = rule(Operator(node, self.split.n, self.split.at)) if rule else None
+        row = rule(OperatorCall(node, self.split.n, self.split.at)) if rule else None
         labels = row.results[0] if row is not None else Kind.REPLICATE
         if row is None or isinstance(labels, Kind) or labels[dim] is None:
             return False

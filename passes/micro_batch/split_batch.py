@@ -27,7 +27,7 @@ from ipu_dynamo.passes.levels import SplitCapture
 from ipu_dynamo.passes.micro_batch.batch_table import (
     REPLICATED,
     RULES,
-    Operator,
+    OperatorCall,
     is_linear,
     shape_of,
 )
@@ -118,7 +118,7 @@ class Planner:
                 hint="use other operators, or leave out micro_batches",
                 id="micro-batches",
             )
-        op = Operator(node, self.split.n, self.split.at)
+        op = OperatorCall(node, self.split.n, self.split.at)
         row = RULES[node.target](op) if node.target in RULES else None
         placed = None if row is None else self.fit(op, row)
         if placed is None:
@@ -143,7 +143,7 @@ class Planner:
         cut = node.op == "placeholder" and placement is not Kind.PER_MICRO_BATCH
         return cut or placement is Kind.REPLICATE
 
-    def fit(self, op: Operator, row: Row) -> Placements | None:
+    def fit(self, op: OperatorCall, row: Row) -> Placements | None:
         """Cut along the label of the operands that are cut; None if a row does not allow it."""
         split, node = self.split, op.node
         cut = {
@@ -191,7 +191,7 @@ def _placed(labels: Labels | Kind, label: object, outer: int, otherwise: Kind) -
     return Shard(labels.index(label), outer) if label in labels else otherwise
 
 
-def _local_args(op: Operator, row: Row, result: Placement) -> tuple[Any, ...]:
+def _local_args(op: OperatorCall, row: Row, result: Placement) -> tuple[Any, ...]:
     """The arguments with the sizes of a micro-batch."""
     args, names = list(op.node.args), list(op.args)
     if row.sizes and isinstance(result, Shard):

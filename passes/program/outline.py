@@ -29,7 +29,7 @@ from ipu_dynamo.ops.serialized_loss import serialized_loss
 from ipu_dynamo.options import Outlining
 from ipu_dynamo.passes.graph.add_writes import GraphWrite, add_writes
 from ipu_dynamo.passes.graph.builder import new_input
-from ipu_dynamo.passes.graph.extract import Cut, Extraction, Piece
+from ipu_dynamo.passes.graph.extract import Cut, Extraction, Subgraph
 from ipu_dynamo.passes.graph.repeats import LEAST, Run, find_runs
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import STREAM
 from ipu_dynamo.passes.kit import Pass
@@ -295,7 +295,9 @@ def _places(operators: Sequence[fx.Node], starts: Sequence[int]) -> dict[fx.Node
     return places
 
 
-def _part(part: Part, piece: Piece, order: Mapping[str, int], writes: Sequence[PartWrite]) -> Part:
+def _part(
+    part: Part, piece: Subgraph, order: Mapping[str, int], writes: Sequence[PartWrite]
+) -> Part:
     """Finish a piece: remove needless repetitions, and sort its results by operator."""
     piece.outputs = dict(sorted(piece.outputs.items(), key=lambda item: order.get(item[0], -1)))
     piece.prune(lambda node: is_view(node) or makes_constant(node))

@@ -14,7 +14,7 @@ from itertools import groupby
 
 from torch import fx
 
-from ipu_dynamo.passes.graph.extract import Cut, Extraction, Piece
+from ipu_dynamo.passes.graph.extract import Cut, Extraction, Subgraph
 from ipu_dynamo.passes.graph.gradient_sums import loop_of
 from ipu_dynamo.passes.joint.partition import repeated
 from ipu_dynamo.passes.kit import Pass
@@ -173,7 +173,9 @@ def _counted_early(
     return known if known & counting else set()
 
 
-def _finished(part: Part, piece: Piece, direction: Direction, writes: Sequence[PartWrite]) -> Part:
+def _finished(
+    part: Part, piece: Subgraph, direction: Direction, writes: Sequence[PartWrite]
+) -> Part:
     """The part that a complete piece is."""
     return Part(
         stage=part.stage,

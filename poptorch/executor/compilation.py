@@ -12,13 +12,13 @@ from ipu_dynamo.runtime.execute.host_io.transfer_times import TransferTimes
 from ipu_dynamo.whole_step.cache.ready_made import ReadyMade
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from poptorch._logging import logger
-from poptorch.arguments import Call, ExpectedCall, check_batches, warn_about_dictionaries
+from poptorch.arguments import CallArguments, ExpectedCall, check_batches, warn_about_dictionaries
 from poptorch.checks import check_model, check_optimizer, check_program
 from poptorch.core_errors import core_errors
 from poptorch.enums import ConnectionType
 from poptorch.executor.anchors import Anchors
-from poptorch.executor.executable import Executable, ExecutableInputs, inputs_of
-from poptorch.executor.inspection import Inspection
+from poptorch.executor.executable import ExecutableInfo, ExecutableInputs, inputs_of
+from poptorch.executor.inspection import ExecutorInspection
 from poptorch.executor.optimizer_in_use import OptimizerInUse
 from poptorch.executor.program_export import export_program, log_program
 from poptorch.executor.replica_grouping import Grouping, groups_of_model, slices_of_model
@@ -32,7 +32,7 @@ from poptorch.weights import DeviceWeights
 from poptorch.wrapping import Wrapping
 
 
-class Compilation(DeviceWeights, Inspection):
+class Compilation(DeviceWeights, ExecutorInspection):
     """The part of an executor that makes its program."""
 
     PoptorchParameter: type[nn.Parameter]
@@ -40,7 +40,7 @@ class Compilation(DeviceWeights, Inspection):
     per_replica_params: dict[str, Grouping]
     _adapter: TracedModel | None
     _compile_seconds: float | None
-    _executable: Executable | None
+    _executable: ExecutableInfo | None
     _executable_inputs: ExecutableInputs | None
     _expected: ExpectedCall | None
     _made_from: Any
@@ -49,7 +49,7 @@ class Compilation(DeviceWeights, Inspection):
     _update: OptimizerInUse | None
     _wrapping: Wrapping | None
 
-    def _compile(self, call: Call, ready: ReadyMade | None = None) -> None:
+    def _compile(self, call: CallArguments, ready: ReadyMade | None = None) -> None:
         with compile_lock(), self._trainers.followed():
             check_session(self._options.toDict())
             splits, factors = batching_factors(self._options)
@@ -84,7 +84,7 @@ class Compilation(DeviceWeights, Inspection):
                 self._update.connect(self._state_of(core))
             self._weights.connect(HostWeights(core, self._slices))
             self._adapter, self._expected, self._anchors = adapter, ExpectedCall(call), anchors
-            self._executable = Executable(
+            self._executable = ExecutableInfo(
                 self._name(), core.program, self._training, self._options.replication_factor
             )
             self._executable_inputs = inputs_of(call)

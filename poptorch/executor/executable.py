@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipu_dynamo.program import Program
-from poptorch.arguments import Call
+from poptorch.arguments import CallArguments
 
 
 @dataclass(frozen=True, repr=False)
-class Executable:
+class ExecutableInfo:
     """What an executor runs. It has no weights of its own.
 
     Args:
@@ -46,7 +46,7 @@ class ExecutableInputs:
     kwargs: dict[str, Any]
 
 
-def inputs_of(call: Call) -> ExecutableInputs:
+def inputs_of(call: CallArguments) -> ExecutableInputs:
     """Sort the arguments of the call that an executor was compiled for."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}

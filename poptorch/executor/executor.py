@@ -12,13 +12,13 @@ from ipu_dynamo.capture.private.tracing import unrecorded
 from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from poptorch._logging import logger
-from poptorch.arguments import Call, ExpectedCall, bind, parameters_of
+from poptorch.arguments import CallArguments, ExpectedCall, bind, parameters_of
 from poptorch.core_errors import core_errors
 from poptorch.enums import ConnectionType
 from poptorch.errors import createPoptorchError, require
 from poptorch.executor.anchors import Anchors
 from poptorch.executor.compilation import Compilation
-from poptorch.executor.executable import Executable, ExecutableInputs
+from poptorch.executor.executable import ExecutableInfo, ExecutableInputs
 from poptorch.executor.members import ModelMembers
 from poptorch.executor.optimizer_in_use import OptimizerInUse
 from poptorch.executor.optimizer_setting import OptimizerSetting
@@ -72,7 +72,7 @@ class PoplarExecutor(
         self._anchors: Anchors | None = None
         self._expected: ExpectedCall | None = None
         self._warned_about_layout = self._warned_about_mode = False
-        self._executable: Executable | None = None
+        self._executable: ExecutableInfo | None = None
         self._executable_inputs: ExecutableInputs | None = None
         self._compile_seconds: float | None = None
         self._wrapping: Wrapping | None = None
@@ -168,7 +168,7 @@ class PoplarExecutor(
             with DeferredSignals(), unrecorded():
                 self.destroy()
 
-    def _run(self, call: Call) -> Any:
+    def _run(self, call: CallArguments) -> Any:
         assert self._core is not None
         assert self._adapter is not None
         assert self._anchors is not None

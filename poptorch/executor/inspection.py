@@ -19,7 +19,7 @@ from poptorch.tensor_names import tensor_names
 from poptorch.translate import automatic_loss_scaling
 
 
-class Inspection:
+class ExecutorInspection:
     """The part of an executor that knows names and anchors of tensors."""
 
     _core: CompiledModel | None

@@ -11,7 +11,7 @@ from ipu_dynamo.capture.layers.dynamic_slices import SliceRules, slicing_by
 from ipu_dynamo.capture.private.tracing import is_fake
 from poptorch._logging import logger
 from poptorch.arg_parsers import custom_parser, rebuilt, tensors_of
-from poptorch.arguments import Call
+from poptorch.arguments import CallArguments
 from poptorch.compile_hooks import compile_hooks
 from poptorch.errors import createPoptorchError
 from poptorch.slicing import dynamic_slice
@@ -38,20 +38,20 @@ class TracedModel(nn.Module):
     """
 
     _model: Callable[..., Any]
-    _call: Call
+    _call: CallArguments
     _rebuild: Callable[[Sequence[Any]], Any]
     _training: bool
     _shown: str
 
     def __init__(
-        self, model: Callable[..., Any], call: Call, *, training: bool, shown: str = "ipu"
+        self, model: Callable[..., Any], call: CallArguments, *, training: bool, shown: str = "ipu"
     ) -> None:
         super().__init__()
         self.__dict__["_model"], self.__dict__["_call"] = model, call  # no submodule
         self.__dict__.update(_rebuild=tuple, _training=training, _shown=shown)
 
     @property
-    def call(self) -> Call:
+    def call(self) -> CallArguments:
         """The arguments that it is traced with."""
         return self._call
 

@@ -8,7 +8,7 @@ from ipu_dynamo.saved.refusal import SavedProgramError
 from ipu_dynamo.whole_step.cache.ready_made import ReadyMade
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from ipu_dynamo.whole_step.saving.load import Opened
-from poptorch.arguments import Call
+from poptorch.arguments import CallArguments
 from poptorch.core_errors import core_errors
 from poptorch.errors import createPoptorchError
 from poptorch.executor.optimizer_in_use import OptimizerInUse
@@ -31,7 +31,7 @@ class SavedPrograms(DeviceWeights):
     def compile(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError
 
-    def _compile(self, call: Call, ready: ReadyMade | None = None) -> None:
+    def _compile(self, call: CallArguments, ready: ReadyMade | None = None) -> None:
         raise NotImplementedError
 
     def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:
@@ -102,7 +102,7 @@ class SavedPrograms(DeviceWeights):
             self.destroy()
         self._weights.lock.run(lambda: self._install(call, opened))
 
-    def _install(self, call: Call, opened: Opened, *, whole: bool = False) -> None:
+    def _install(self, call: CallArguments, opened: Opened, *, whole: bool = False) -> None:
         """Compile with the program of a file.
 
         Args:
@@ -121,7 +121,7 @@ class SavedPrograms(DeviceWeights):
 
 def read_whole(
     filename: str, edit: Callable[[Any], Any] | None
-) -> tuple[files.Exported, Call, Opened]:
+) -> tuple[files.Exported, CallArguments, Opened]:
     """All that a file has.
 
     Raises:

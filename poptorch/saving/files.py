@@ -19,7 +19,7 @@ from ipu_dynamo.whole_step.saving.load import Opened, entry_names, open_entry
 from ipu_dynamo.whole_step.saving.save import ONLY, contents
 from poptorch._distribution import __version__
 from poptorch._logging import logger
-from poptorch.arguments import Call
+from poptorch.arguments import CallArguments
 from poptorch.errors import require
 from poptorch.options import Options
 from poptorch.saving.options_json import read_options, write_options
@@ -66,7 +66,7 @@ def target(filename: str) -> Path:
 def write(
     path: Path,
     core: CompiledModel,
-    call: Call,
+    call: CallArguments,
     options: Options,
     *,
     training: bool,
@@ -93,7 +93,7 @@ def write(
     write_archive(path, members, head, sign)
 
 
-def _write_call(call: Call) -> dict[str, Any]:
+def _write_call(call: CallArguments) -> dict[str, Any]:
     return {
         "values": [
             [name, write_value(one, f"argument {name}")] for name, one in call.values.items()
@@ -117,7 +117,7 @@ def check_version(archive: Archive) -> str | None:
     return None
 
 
-def read_call(archive: Archive) -> Call:
+def read_call(archive: Archive) -> CallArguments:
     """The call that a program was compiled for.
 
     Raises:
@@ -143,7 +143,7 @@ def read_call(archive: Archive) -> Call:
             values[expect(name, str, "an argument")] = read_value(one, tensor)
         for name in names:
             expect(name, str, "a parameter")
-    return Call(values, positional, tuple(names))
+    return CallArguments(values, positional, tuple(names))
 
 
 def _number(name: str) -> int:

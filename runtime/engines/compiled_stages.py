@@ -16,7 +16,7 @@ from torch import Tensor
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.program import Function
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.progress import begin, code_comes_from
 from ipu_dynamo.runtime.engines.kernel_units import compile_kernels
 from ipu_dynamo.runtime.engines.private.inductor import (
@@ -27,7 +27,7 @@ from ipu_dynamo.runtime.engines.private.inductor import (
     lower_artifact,
 )
 from ipu_dynamo.runtime.engines.private.promised_kernels import Promise
-from ipu_dynamo.tune.artifact_store import CACHE_DIR, Entry, open_store
+from ipu_dynamo.tune.artifact_store import CACHE_DIR, StageArtifact, open_store
 
 log = logging.getLogger(__name__)
 Origin = Literal["memory", "disk", "compiler"]
@@ -55,10 +55,10 @@ class MachineCodes:
         self._store = None if torch.compiler.config.force_disable_caches else open_store()
         if self._store:
             self._store.sweep()
-        self._lowered: dict[str | int, tuple[Recipe, Lowered]] = {}
+        self._lowered: dict[str | int, tuple[FunctionRecipe, Lowered]] = {}
         self._failed: set[str | int] = set()
 
-    def code_of(self, recipe: Recipe) -> MachineCode:
+    def code_of(self, recipe: FunctionRecipe) -> MachineCode:
         """The code of a recipe, whose kernels may still have to be compiled."""
         key, function = recipe.key, recipe.lowered
         if key in _memory:
@@ -100,7 +100,7 @@ class MachineCodes:
     def some_failed(self) -> bool:
         return bool(self._failed)
 
-    def failed(self, recipe: Recipe) -> bool:
+    def failed(self, recipe: FunctionRecipe) -> bool:
         """Whether a kernel of the recipe's is one that no compiler takes."""
         return _name(recipe) in self._failed
 
@@ -118,7 +118,7 @@ class MachineCodes:
         if self._store is None or lowered.saved is None:
             return
         try:
-            self._store.write(key, Entry(lowered.saved, lowered.libraries()))
+            self._store.write(key, StageArtifact(lowered.saved, lowered.libraries()))
         except OSError as error:  # a full disk: the compiled code runs all the same
             folder = self._store.folder
             log.warning("a compiled stage cannot be kept in %s: %s", folder, error)
@@ -168,11 +168,11 @@ def forget() -> None:
         _memory.clear()
 
 
-def _name(recipe: Recipe) -> str | int:
+def _name(recipe: FunctionRecipe) -> str | int:
     return recipe.key or id(recipe)
 
 
-def _lower(recipe: Recipe) -> Lowered:
+def _lower(recipe: FunctionRecipe) -> Lowered:
     function = recipe.lowered
     examples = [
         torch.zeros(()).new_empty(0) if value is None else _example(value)

@@ -12,7 +12,7 @@ from torch.autograd.graph import increment_version
 
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.native import cpp_compiler_names, onednn_pack
-from ipu_dynamo.program.recipe import Packed, Parts, Recipe
+from ipu_dynamo.program.recipe import CutFunction, FunctionRecipe, PrepackedWeight
 from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.engines.check.checks import Checks
 from ipu_dynamo.runtime.engines.eager_code import eager_code
@@ -35,7 +35,7 @@ class Engine(Protocol):
     compiled: int
     checks: Checks
 
-    def compile(self, recipes: Sequence[Recipe]) -> list[Stage]:
+    def compile(self, recipes: Sequence[FunctionRecipe]) -> list[Stage]:
         """Callables on a list of tensors, which they may change; grad mode has to be off.
 
         The recipes of one call are compiled together, which takes less time.
@@ -51,7 +51,7 @@ class EagerEngine:
         self.compiled = 0
         self.checks = Checks("off")
 
-    def compile(self, recipes: Sequence[Recipe]) -> list[Stage]:
+    def compile(self, recipes: Sequence[FunctionRecipe]) -> list[Stage]:
         self.compiled += len(recipes)
         return [_run_eagerly(recipe) for recipe in _told(recipes)]
 
@@ -70,7 +70,7 @@ class InductorEngine:
         self.compiled = 0
         self.checks = Checks(check)
 
-    def compile(self, recipes: Sequence[Recipe]) -> list[Stage]:
+    def compile(self, recipes: Sequence[FunctionRecipe]) -> list[Stage]:
         self.compiled += len(recipes)
         known = {
             place: stage
@@ -84,11 +84,11 @@ class InductorEngine:
         )
         return [known[place] if place in known else next(made) for place in range(len(recipes))]
 
-    def _checked(self, recipe: Recipe, run: Stage) -> Stage:
+    def _checked(self, recipe: FunctionRecipe, run: Stage) -> Stage:
         return self.checks.checked(recipe, run) if _has_machine_code(recipe) else run
 
 
-def _compiled_together(recipes: Sequence[Recipe]) -> list[Stage]:
+def _compiled_together(recipes: Sequence[FunctionRecipe]) -> list[Stage]:
     if not any(map(_has_machine_code, recipes)):
         return [_run_eagerly(recipe) for recipe in _told(recipes)]
     from ipu_dynamo.runtime.engines.compiled_stages import (
@@ -102,30 +102,30 @@ def _compiled_together(recipes: Sequence[Recipe]) -> list[Stage]:
     return stages
 
 
-def _told(recipes: Sequence[Recipe]) -> Iterator[Recipe]:
+def _told(recipes: Sequence[FunctionRecipe]) -> Iterator[FunctionRecipe]:
     """The recipes, each of which is begun with."""
     for number, recipe in enumerate(recipes, 1):
         begin("functions", number, len(recipes))
         yield recipe
 
 
-def _has_machine_code(recipe: Recipe) -> bool:
+def _has_machine_code(recipe: FunctionRecipe) -> bool:
     if recipe.parts is not None:
         return any(_has_machine_code(part.recipe) for part in recipe.parts.parts)
     return recipe.engine == "inductor" or any(map(_has_machine_code, recipe.bodies))
 
 
-def _run_eagerly(recipe: Recipe) -> Stage:
+def _run_eagerly(recipe: FunctionRecipe) -> Stage:
     return _eager(recipe, _run_eagerly)
 
 
-def _eager(recipe: Recipe, compile_: Callable[[Recipe], Stage]) -> Stage:
+def _eager(recipe: FunctionRecipe, compile_: Callable[[FunctionRecipe], Stage]) -> Stage:
     """Return a callable that runs operator by operator, but bodies as their recipes say."""
     bodies = {body.function.name: compile_(body) for body in recipe.bodies}
     return eager_code(recipe.lowered.graph.graph, bodies)
 
 
-def _compiled(recipe: Recipe, codes: "MachineCodes") -> Stage:
+def _compiled(recipe: FunctionRecipe, codes: "MachineCodes") -> Stage:
     """Return a callable that runs a recipe on all its inputs."""
     compile_ = partial(_compiled, codes=codes)
     if recipe.parts is not None:
@@ -151,7 +151,9 @@ def _counting(run: Stage, written: tuple[int, ...]) -> Stage:
     return stage
 
 
-def _in_parts(parts: Parts, inputs: int, compile_: Callable[[Recipe], Stage]) -> Stage:
+def _in_parts(
+    parts: CutFunction, inputs: int, compile_: Callable[[FunctionRecipe], Stage]
+) -> Stage:
     """Run a function in parts: its loops, and the functions between them, on so many inputs."""
     steps = [(compile_(p.recipe), p.arguments, p.results, p.dead) for p in parts.parts]
     made_by_all = [number for part in parts.parts for number in part.results]
@@ -171,7 +173,7 @@ def _in_parts(parts: Parts, inputs: int, compile_: Callable[[Recipe], Stage]) ->
     return stage
 
 
-def _packing(run: Stage, packed: Sequence[Packed]) -> Stage:
+def _packing(run: Stage, packed: Sequence[PrepackedWeight]) -> Stage:
     """Pack weights for `run`, which takes them in a library's own order after its inputs.
 
     Each weight of a call is packed once, and again after a write to it.

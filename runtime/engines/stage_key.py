@@ -22,7 +22,7 @@ from ipu_dynamo.ops.private.native import (
     mkldnn_enabled,
 )
 from ipu_dynamo.program import Function
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.version import __version__
 
 _COMPILES = [  # hand graphs to Inductor, and kernels to a compiler
@@ -62,7 +62,7 @@ def stage_key(function: Function, settings: Mapping[str, object]) -> str | None:
     return sha256("\n".join(map(repr, parts)).encode()).hexdigest()
 
 
-def keyed(recipe: Recipe) -> Recipe:
+def keyed(recipe: FunctionRecipe) -> FunctionRecipe:
     """Return a recipe that knows the key of each function that it compiles."""
     if recipe.bodies:
         recipe = replace(recipe, bodies=tuple(map(keyed, recipe.bodies)))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ipu_dynamo.program import Decision, HostProgram
 from ipu_dynamo.program.host_plan import HostPlan
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding
 
@@ -41,7 +41,7 @@ def _checks(engine: Engine, binding: Binding) -> Iterator[Decision]:
     return engine.checks.decisions([*binding.stages])
 
 
-def _recipes(binding: Binding) -> tuple[Recipe, ...]:
+def _recipes(binding: Binding) -> tuple[FunctionRecipe, ...]:
     return tuple(recipe for recipe, _ in binding.stages.values())
 
 

@@ -10,7 +10,7 @@ from ipu_dynamo.errors import IpuError, UpdateNotTraced
 from ipu_dynamo.program import Copy, HostProgram, Program, Update, UpdateFactors
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program.host_plan import HostPlan
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.program.schedule.dependencies import changed_variables
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
@@ -30,7 +30,7 @@ from ipu_dynamo.runtime.execute.transaction.commit import Commit
 from ipu_dynamo.runtime.execute.transaction.rollback import rollback_of
 from ipu_dynamo.runtime.execute.transaction.update_runs import UpdateRecipe, UpdateRuns
 from ipu_dynamo.runtime.update.host_update import HostStepper
-from ipu_dynamo.runtime.update.rounding import StochasticRounding
+from ipu_dynamo.runtime.update.rounding import HalfRounder
 from ipu_dynamo.runtime.update.traced_update import Run, TracedFactors
 
 
@@ -121,7 +121,7 @@ class LoopedStep:
         self._host, self._engine, self._schedule = host, engine, schedule
         self._devices, self._memory = devices, memory
         self._runs = UpdateRuns(engine, host.threads, update_recipe)
-        cut, self._rounding = sections(program), StochasticRounding()
+        cut, self._rounding = sections(program), HalfRounder()
         self._storage = storage
         self._trains = program.kind == "training"
         updates = [i for i in program.walk() if isinstance(i, Update)]
@@ -200,7 +200,7 @@ class LoopedStep:
         host = torch.device("cpu")
         on_host = device == host
         counters = [tensors[name][0] for name in factors.counters]
-        (run,) = EagerEngine().compile([Recipe(function, function, "eager")])
+        (run,) = EagerEngine().compile([FunctionRecipe(function, function, "eager")])
         return TracedFactors(
             run if on_host else from_host(run, host),
             [(group, place, type_.dtype) for (group, place, _), type_ in pairs],

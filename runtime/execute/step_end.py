@@ -35,12 +35,12 @@ from ipu_dynamo.program.ir.update_rules import HostStep
 from ipu_dynamo.program.replica_tree import additions
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
-from ipu_dynamo.runtime.execute.update_steps import RunUpdate, UpdateStep, UpdateSteps
+from ipu_dynamo.runtime.execute.update_steps import ParametersUpdate, RunUpdate, UpdateSteps
 from ipu_dynamo.runtime.update.adjust_loss_scale import LossScaleAdjustment
 from ipu_dynamo.runtime.update.clip_gradients import GradientNorms, clip_divisor, clip_values
 from ipu_dynamo.runtime.update.gradient_scale import GradientScale
 from ipu_dynamo.runtime.update.host_update import HostGradients, HostStepper, HostUpdate
-from ipu_dynamo.runtime.update.rounding import StochasticRounding
+from ipu_dynamo.runtime.update.rounding import HalfRounder
 from ipu_dynamo.runtime.update.traced_update import TracedFactors
 from ipu_dynamo.runtime.update.update_tensors import distinct
 
@@ -70,7 +70,7 @@ class StepEnd:
         instructions: Sequence[Plain],
         tensors: Mapping[str, Sequence[Tensor]],
         devices: Sequence[torch.device],
-        rounding: StochasticRounding,
+        rounding: HalfRounder,
         memory: StreamingMemory,
         run: RunUpdate | None = None,
         factors: TracedFactors | None = None,
@@ -88,7 +88,7 @@ class StepEnd:
             self._tensors |= {name: [value] for name, value in pairs}
         self._steps = UpdateSteps(program, self._tensors, devices, rounding, run)
         self._origins: dict[str, str] = {}  # result of a copy -> its source
-        self._updates: list[UpdateStep] = []
+        self._updates: list[ParametersUpdate] = []
         self._prepare: list[Callable[[Hyperparameters], None]] = []
         self._write: list[Callable[[], None]] = []
         self._clear: list[Callable[[], None]] = []

@@ -10,7 +10,7 @@ from ipu_dynamo.program import Function, JointUpdate, Program, TensorType, Updat
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.runtime.update.gradient_scale import GradientScale
 from ipu_dynamo.runtime.update.parameter_update import ParameterUpdate
-from ipu_dynamo.runtime.update.rounding import StochasticRounding
+from ipu_dynamo.runtime.update.rounding import HalfRounder
 from ipu_dynamo.runtime.update.rows import gains_in_a_row
 from ipu_dynamo.runtime.update.traced_update import (
     CompleteGradient,
@@ -48,7 +48,7 @@ class RunUpdate(Protocol):
 _FEW = 8  # parameters: for fewer the calls do not matter
 
 
-class UpdateStep(Protocol):
+class ParametersUpdate(Protocol):
     """An update of several parameters."""
 
     def prepare(self, hyperparameters: Hyperparameters) -> None:
@@ -78,7 +78,7 @@ class RuleStep:
         self._update.prepare(hyperparameters[self._group])
 
 
-class TracedStep:
+class FunctionStep:
     """An update by a function, with the division of the gradients."""
 
     def __init__(self, divided: Sequence[CompleteGradient], update: TracedParameterUpdate) -> None:
@@ -109,7 +109,7 @@ class UpdateSteps:
         program: Program,
         tensors: dict[str, list[Tensor]] | dict[str, Sequence[Tensor]],
         devices: Sequence[torch.device],
-        rounding: StochasticRounding,
+        rounding: HalfRounder,
         run: RunUpdate | None,
     ) -> None:
         self._functions: Mapping[str, Function] = {f.name: f for f in program.update_functions}
@@ -119,7 +119,7 @@ class UpdateSteps:
 
     def update(
         self, update: Update, places: Sequence[tuple[int, int]], scale_of: ScaleOf
-    ) -> UpdateStep:
+    ) -> ParametersUpdate:
         """What updates parameters.
 
         Args:
@@ -152,7 +152,7 @@ class UpdateSteps:
 
     def _by_function(
         self, update: Update, name: str, places: Sequence[tuple[int, int]], scale_of: ScaleOf
-    ) -> TracedStep:
+    ) -> FunctionStep:
         assert self._run is not None
         columns = [update.parameters, *(names for _, names in update.states)]
         function = self._functions[name]
@@ -174,7 +174,7 @@ class UpdateSteps:
             run = self._run.updating(function, weight.device, at_random, update.once)
         rounding = self._rounding if at_random else None
         step = TracedParameterUpdate(run, parameters, rounding, together)
-        return TracedStep(divided, step)
+        return FunctionStep(divided, step)
 
     def _joined(
         self, function: Function, parameters: Sequence[TracedParameter]

@@ -10,7 +10,7 @@ from ipu_dynamo.ops.private.native import foreach_add_
 from ipu_dynamo.ops.updates.update_kernels import KERNELS
 from ipu_dynamo.program.ir.update_rules import Rule
 from ipu_dynamo.runtime.update.gradient_scale import GradientScale
-from ipu_dynamo.runtime.update.rounding import StochasticRounding
+from ipu_dynamo.runtime.update.rounding import HalfRounder
 from ipu_dynamo.runtime.update.update_tensors import batches, distinct
 
 
@@ -41,7 +41,7 @@ class ParameterUpdate:
         states: Mapping[str, Sequence[Tensor]],
         *,
         scale: GradientScale | None = None,
-        rounding: StochasticRounding | None = None,
+        rounding: HalfRounder | None = None,
     ) -> None:
         divisor = None if scale is None else scale.tensor
         self._batches = batches(

@@ -13,7 +13,7 @@ from ipu_dynamo.ops.precision.half_precision import DROPPED_BITS, SMALLEST_NORMA
 from ipu_dynamo.program.random_keys import update_seed
 
 
-class StochasticRounding:
+class HalfRounder:
     """Writes float32 numbers to halves.
 
     Invariant: the numbers drawn for a tensor depend only on its name and the arguments of the last

@@ -9,7 +9,7 @@ from torch.autograd.graph import increment_version
 
 from ipu_dynamo.ops.private.native import foreach_copy_
 from ipu_dynamo.runtime.update.gradient_scale import GradientScale
-from ipu_dynamo.runtime.update.rounding import StochasticRounding
+from ipu_dynamo.runtime.update.rounding import HalfRounder
 from ipu_dynamo.runtime.update.rows import row_of
 
 Hyperparameters = Sequence[Sequence[float]]
@@ -201,7 +201,7 @@ class TracedParameterUpdate:
         self,
         run: Run | None,
         parameters: Sequence[TracedParameter],
-        rounding: StochasticRounding | None,
+        rounding: HalfRounder | None,
         together: Sequence[JoinedUpdate] = (),
     ) -> None:
         self._run, self._parameters, self._rounding = run, tuple(parameters), rounding

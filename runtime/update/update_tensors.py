@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ipu_dynamo.ops.private.native import foreach_copy_, foreach_div_
 from ipu_dynamo.program.ir.update_rules import Rule, StateSpec
-from ipu_dynamo.runtime.update.rounding import StochasticRounding
+from ipu_dynamo.runtime.update.rounding import HalfRounder
 
 
 class Batch:
@@ -29,7 +29,7 @@ class Batch:
         dtype: torch.dtype,
         device: torch.device,
         specs: Sequence[StateSpec],
-        rounding: StochasticRounding | None = None,
+        rounding: HalfRounder | None = None,
     ) -> None:
         self.dtype, self.device, self._rounding = dtype, device, rounding
         self.parameters: list[Tensor] = []
@@ -101,7 +101,7 @@ def batches(
     parameters: Sequence[Tensor],
     gradients: Sequence[Tensor | None],
     states: Mapping[str, Sequence[Tensor]],
-    rounding: StochasticRounding | None = None,
+    rounding: HalfRounder | None = None,
     *,
     divided: bool = False,
 ) -> tuple[Batch, ...]:

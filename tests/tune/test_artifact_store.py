@@ -9,7 +9,7 @@ import pytest
 
 from ipu_dynamo import IpuError
 from ipu_dynamo.tune import artifact_store as stage_store
-from ipu_dynamo.tune.artifact_store import CACHE_DIR, Entry, StageStore, open_store
+from ipu_dynamo.tune.artifact_store import CACHE_DIR, StageArtifact, StageStore, open_store
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def store(tmp_path):
 def entry(tmp_path, content=b"machine code", code=b"how to call it"):
     library = tmp_path / "made.so"
     library.write_bytes(content)
-    return Entry(code, {"source": (library, "kernel")})
+    return StageArtifact(code, {"source": (library, "kernel")})
 
 
 def files(store):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch._inductor import lowering
 
 import ipu_dynamo
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 from tests.operator_lists import (
     FAILURES_TRAINING,
     OUTSIDE_TRAINING,
@@ -94,7 +94,7 @@ def failures(
         )
 
 
-def how_ran(recipes: Iterable[Recipe]) -> Iterator[tuple[str, str]]:
+def how_ran(recipes: Iterable[FunctionRecipe]) -> Iterator[tuple[str, str]]:
     """How each operator of functions runs here, and its name."""
     for recipe in recipes:
         if recipe.parts is not None:

@@ -51,7 +51,7 @@ class TensorList(list[Tensor]):
         return TensorList([tensor.clone() for tensor in self])
 
 
-class Kernel:
+class UpdateKernel:
     """The launch of a rule for the parameters that it was made for.
 
     A call makes a step with the rule's hyperparameters, in their order, and overwrites gradients.
@@ -82,7 +82,7 @@ class Kernel:
         """Take notice that states were overwritten. Most launches read all of them at each call."""
 
 
-class AdamKernel(Kernel):
+class AdamKernel(UpdateKernel):
     """Adam or AdamW, by the fused kernel."""
 
     def __call__(
@@ -107,7 +107,7 @@ class AdamKernel(Kernel):
         )
 
 
-class SGDKernel(Kernel):
+class SGDKernel(UpdateKernel):
     """SGD, by the fused kernel where there is one.
 
     Invariant: `_fresh` holds the places of parameters whose momentum has no value yet, as their
@@ -186,7 +186,7 @@ class SGDKernel(Kernel):
         sgd(parameters, gradients, {"momentum_buffer": buffers}, numbers, flags, first)
 
 
-class RMSpropKernel(Kernel):
+class RMSpropKernel(UpdateKernel):
     """RMSprop; without centring by the fused kernel of Adam.
 
     Its step is Adam's with beta1 = 0 after so many steps that the bias correction of the second
@@ -260,7 +260,7 @@ class RMSpropKernel(Kernel):
         )
 
 
-class LAMBKernel(Kernel):
+class LAMBKernel(UpdateKernel):
     """LAMB, for which PyTorch has no kernel: one parameter after another."""
 
     def __init__(self, *lists: Any) -> None:
@@ -276,7 +276,7 @@ class LAMBKernel(Kernel):
             lamb(w, g, states, numbers, self.flags)
 
 
-KERNELS: Mapping[str, Callable[..., Kernel]] = {
+KERNELS: Mapping[str, Callable[..., UpdateKernel]] = {
     "sgd": SGDKernel,
     "adam": AdamKernel,
     "rmsprop": RMSpropKernel,

@@ -17,7 +17,7 @@ from ipu_dynamo.optimum.placement.traced_layers import (
     in_order_of_calls,
     layer_seconds,
 )
-from ipu_dynamo.passes.traced.stages.even_cut import Row, cut
+from ipu_dynamo.passes.traced.stages.even_cut import CutProblem, cut
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ def balance(
     """
     taken = [before, *[0.0] * (len(fixed) - 1)]
     sizes = [None if count == -1 else count for count in fixed]
-    cuts = cut(Row(list(seconds), taken=taken, sizes=sizes, may_be_empty=True), len(fixed))
+    cuts = cut(CutProblem(list(seconds), taken=taken, sizes=sizes, may_be_empty=True), len(fixed))
     if cuts is None:
         total: Any = sum(count for count in fixed if count != -1)
         raise IncompatibleIPUConfigError(

@@ -78,8 +78,8 @@ class Rule:
         rule = RULES.get(match[1]) if match else None
         if match is None or rule is None:
             raise ValueError(f"not an update rule: {text!r}; kinds are {', '.join(RULES)}")
-        if rule is Traced:
-            return Traced.read(match[2])
+        if rule is TracedRule:
+            return TracedRule.read(match[2])
         known = {f.name for f in fields(rule)}
         arguments = dict(_read(part) for part in match[2].split(", ") if part)
         if unknown := arguments.keys() - known:
@@ -225,7 +225,7 @@ class LAMB(Rule):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traced(Rule):
+class TracedRule(Rule):
     """What an optimiser's own Python computes: functions of the program, see `traced_update`.
 
     Args:
@@ -239,6 +239,7 @@ class Traced(Rule):
     hyperparameters: tuple[str, ...]  # type: ignore[misc]  # of each rule, not of the class
 
     kind: ClassVar[str] = "traced"
+    WORD: ClassVar[str] = "Traced"  # in the text of programs
 
     def state_names(self) -> tuple[StateSpec, ...]:
         """Each parameter has its own, which the program's updates name."""
@@ -248,7 +249,7 @@ class Traced(Rule):
         return f"traced({json.dumps([self.name, self.key, *self.hyperparameters])})"
 
     @classmethod
-    def read(cls, text: str) -> "Traced":
+    def read(cls, text: str) -> "TracedRule":
         """Inverse of `str` for what stands between the parentheses."""
         values = json.loads(text)
         if not (
@@ -272,7 +273,7 @@ class HostStep(Rule):
 
 
 RULES: dict[str, type[Rule]] = {
-    rule.kind: rule for rule in (SGD, Adam, RMSprop, LAMB, Traced, HostStep)
+    rule.kind: rule for rule in (SGD, Adam, RMSprop, LAMB, TracedRule, HostStep)
 }
 
 

@@ -92,4 +92,9 @@ def write_record(
         written = text(value)
         if default is MISSING or written != text(default):
             parts.append(f"{field.name}={written}")
-    return f"{type(record).__name__}({', '.join(parts)})"
+    return f"{word_of(type(record))}({', '.join(parts)})"
+
+
+def word_of(record: type) -> str:
+    """The name of a dataclass in text: its own, or its `WORD`, which older files have."""
+    return str(record.__dict__.get("WORD", record.__name__))

@@ -19,7 +19,7 @@ from ipu_dynamo.program.ir.layout import Layout
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.text.graph_text import FUNCTION, GraphForm, read_graph, write_graph
 from ipu_dynamo.program.text.indented import Line, in_line, indented
-from ipu_dynamo.program.text.literals import write, write_record
+from ipu_dynamo.program.text.literals import word_of, write, write_record
 from ipu_dynamo.program.text.reader import Pairs, Reader, Record
 
 _PLAIN = (str, int, float, bool, NoneType, torch.dtype, torch.device, TensorType, Layout)
@@ -214,7 +214,7 @@ def _class_of(record: object, kind: Any) -> type:
 @cache
 def _classes(kind: Any) -> dict[str, type]:
     """The dataclasses that may stand for a type, by name."""
-    return {leaf.__name__: leaf for part in _alternatives(kind) for leaf in _leaves(part)}
+    return {word_of(leaf): leaf for part in _alternatives(kind) for leaf in _leaves(part)}
 
 
 def _leaves(kind: Any) -> list[type]:

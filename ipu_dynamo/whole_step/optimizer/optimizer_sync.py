@@ -32,7 +32,7 @@ from ipu_dynamo.whole_step.weights.initial_state import initial_tensors, loss_sc
 Describe = Callable[[Any, Mapping[str, Tensor]], tuple[Group, ...]]
 
 
-class Reading(NamedTuple):
+class GroupsSnapshot(NamedTuple):
     """An optimiser's groups at one time, and all numbers in them, by which changes are noticed."""
 
     groups: tuple[Group, ...]
@@ -60,7 +60,8 @@ class OptimizerLink:
         traced: TracedOptimizer | None = None,
     ) -> None:
         self.optimizer, self.live, self.traced = optimizer, live, traced
-        self._reading = Reading((), [])  # one object: an interrupt comes before or after its change
+        # one object: an interrupt comes before or after its change
+        self._reading = GroupsSnapshot((), [])
         self._steps = self._known_steps = 0  # that began; after which the state was exchanged last
         self._model, self._describe = model, describe
 
@@ -74,12 +75,12 @@ class OptimizerLink:
         """Whether the program has made steps that the optimiser does not know."""
         return self._steps != self._known_steps
 
-    def read(self) -> Reading:
+    def read(self) -> GroupsSnapshot:
         """The optimiser's groups as they are now, for a new program."""
         groups = self._describe(self.optimizer, self._parameters())
-        return Reading(groups, self._numbers_now(self.optimizer))
+        return GroupsSnapshot(groups, self._numbers_now(self.optimizer))
 
-    def take(self, reading: Reading) -> None:
+    def take(self, reading: GroupsSnapshot) -> None:
         """Use what was read, now that a program is compiled for it."""
         self._reading = reading
 
@@ -101,7 +102,7 @@ class OptimizerLink:
         elif groups:
             groups = refresh(groups, optimizer, self._parameters(), read=self._describe)
         self.optimizer = optimizer
-        self._reading = Reading(groups, self._numbers_now(optimizer))
+        self._reading = GroupsSnapshot(groups, self._numbers_now(optimizer))
 
     def before_step(self) -> Hyperparameters:
         """Take over new numbers, as after a scheduler's step, and let schedulers know of a step.
@@ -116,7 +117,7 @@ class OptimizerLink:
             self._steps += 1
         return [group.values for group in self._reading.groups]
 
-    def known(self, reading: Reading) -> tuple[States, dict[str, Tensor]]:
+    def known(self, reading: GroupsSnapshot) -> tuple[States, dict[str, Tensor]]:
         """What a new program goes on from: states of the optimiser, and of its loss scale."""
         if not self.live:
             return {}, {}

@@ -22,7 +22,7 @@ from ipu_dynamo.passes.update.cut_factors import EPOCH
 from ipu_dynamo.passes.update.tensorify_scalars import OPERATORS_OF_NUMBERS
 from ipu_dynamo.passes.update_levels import UpdateFunctions, UpdatePlan
 from ipu_dynamo.program import Program, TracedStep
-from ipu_dynamo.program.ir.update_rules import Traced
+from ipu_dynamo.program.ir.update_rules import TracedRule
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, States
 
 COUNTERS = ""  # key of `States`: what belongs to no parameter alone
@@ -115,7 +115,7 @@ class TracedOptimizer:
         for index, members in enumerate(world.members):
             numbers = tuple(name for name, _ in own[index])
             kind = type(world.optimizer).__name__
-            rule = Traced(name=kind, key=key, hyperparameters=numbers)
+            rule = TracedRule(name=kind, key=key, hyperparameters=numbers)
             names = tuple(world.names[i] for i in members)
             values = tuple(_number(leaf.value) for _, leaf in own[index])
             groups.append(Group(rule, names, values, trace=step))

@@ -30,7 +30,7 @@ from ipu_dynamo.program import Decision, HostProgram
 
 
 @dataclass(frozen=True, slots=True)
-class Accumulation:
+class LoopAccumulation:
     """A gradient, of which a loop can write the first term.
 
     Args:
@@ -46,7 +46,7 @@ class Accumulation:
     tables: tuple[fx.Node, ...]
 
 
-def plan(graph: fx.Graph) -> tuple[Accumulation, ...]:
+def plan(graph: fx.Graph) -> tuple[LoopAccumulation, ...]:
     """The accumulations of a function that loops can do."""
     accumulations = []
     order = {node: place for place, node in enumerate(graph.nodes)}
@@ -60,7 +60,7 @@ def plan(graph: fx.Graph) -> tuple[Accumulation, ...]:
         loop = loop_of(term) if len(term.users) == 1 else None
         if loop is not None:
             tables = tuple(write for write in others if _is_table(write.args[1]))
-            accumulations.append(Accumulation(first, loop, untransposed(term)[1], tables))
+            accumulations.append(LoopAccumulation(first, loop, untransposed(term)[1], tables))
     return tuple(accumulations)
 
 
@@ -74,7 +74,7 @@ def _is_table(term: object) -> bool:
     return is_table(term) and adds_in_order(term)
 
 
-def apply(graph: fx.Graph, accumulation: Accumulation) -> None:
+def apply(graph: fx.Graph, accumulation: LoopAccumulation) -> None:
     """Give the accumulator to the loop."""
     total, term = accumulation.write.args[:2]
     assert isinstance(total, fx.Node)

@@ -36,7 +36,7 @@ from ipu_dynamo.program import Decision, HostProgram
 
 
 @dataclass(frozen=True, slots=True)
-class Accumulation:
+class MatmulAccumulation:
     """A term of a gradient that what computes it can add to, or store in, its accumulator.
 
     Args:
@@ -69,7 +69,7 @@ class Accumulation:
         return self.write.target is aten.add_.Tensor
 
 
-def plan(graph: fx.Graph, *, all_sizes: bool = False) -> tuple[Accumulation, ...]:
+def plan(graph: fx.Graph, *, all_sizes: bool = False) -> tuple[MatmulAccumulation, ...]:
     """The accumulations of a function that are worth it. Reads the graph only.
 
     Args:
@@ -86,9 +86,9 @@ def plan(graph: fx.Graph, *, all_sizes: bool = False) -> tuple[Accumulation, ...
         matmul = matmul_of(term) if len(term.users) == 1 else None
         earlier = [user for user in write.args[0].users if order[user] < order[write]]
         if matmul is not None and all(order[user] < order[matmul] for user in earlier):
-            accumulations.append(Accumulation(write, matmul, untransposed(term)[1]))
+            accumulations.append(MatmulAccumulation(write, matmul, untransposed(term)[1]))
         elif write.target is aten.add_.Tensor and rows_are_few(term) and adds_in_order(term):
-            accumulations.append(Accumulation(write, None, transposed=False))
+            accumulations.append(MatmulAccumulation(write, None, transposed=False))
     return tuple(accumulations)
 
 
@@ -104,7 +104,7 @@ def _fits(write: fx.Node, *, all_sizes: bool) -> bool:
     return only_written and large and bool(term) and alike(value, term[0].meta["val"])
 
 
-def apply(graph: fx.Graph, accumulation: Accumulation) -> None:
+def apply(graph: fx.Graph, accumulation: MatmulAccumulation) -> None:
     """Write a product where it is made, rows where they were added."""
     term = accumulation.term
     if accumulation.matmul is not None:

@@ -35,7 +35,7 @@ _WORKSPACE = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class OnednnLstm:
     """An LSTM layer that oneDNN computes, with its gradients if an operator reads its gates."""
 
     forward: fx.Node
@@ -52,7 +52,7 @@ class CallOnednnLstms(Pass):
         return rewrite_functions(host, apply, plan, decision)
 
 
-def plan(graph: fx.Graph) -> list[Layer]:
+def plan(graph: fx.Graph) -> list[OnednnLstm]:
     """The layers that oneDNN computes. Reads the graph only."""
     if not torch.backends.mkldnn.is_available():
         return []
@@ -64,7 +64,7 @@ def plan(graph: fx.Graph) -> list[Layer]:
             continue
         (reader,) = readers or (None,)
         if reader is None or reader.target is lstm_backward:
-            layers.append(Layer(node, reader))
+            layers.append(OnednnLstm(node, reader))
     return layers
 
 
@@ -75,7 +75,7 @@ def apply(graph: fx.Graph) -> None:
     graph.lint()
 
 
-def _replace(graph: fx.Graph, layer: Layer) -> None:
+def _replace(graph: fx.Graph, layer: OnednnLstm) -> None:
     old, backward = layer.forward, layer.backward
     *arguments, _, _, reverse, _ = old.args
     nbytes = 0

@@ -29,7 +29,7 @@ from ipu_dynamo.ops.graph_queries import is_view_operator, only_looks
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass, Rewritten
 from ipu_dynamo.program import Decision, HostProgram
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 
 log = logging.getLogger(__name__)
 _SCATTERS: dict[object, int] = {  # operator -> position of the values that it writes
@@ -239,7 +239,7 @@ class AvoidInductorFaults(RecipePass):
 
     needed = "results would be wrong"
 
-    def rewrite(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
+    def rewrite(self, recipe: FunctionRecipe, host: HostProgram | None) -> Rewritten:
         fault = miscompiled(recipe.lowered.graph.graph)
         if fault is None:
             return recipe, ()

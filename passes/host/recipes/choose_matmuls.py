@@ -20,7 +20,7 @@ from ipu_dynamo.ops.accumulate import accumulate_matmul
 from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass, Rewritten
 from ipu_dynamo.program import Decision, Function, HostProgram, make_function
-from ipu_dynamo.program.recipe import Packed, Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe, PrepackedWeight
 from ipu_dynamo.tune.figures import Figures
 from ipu_dynamo.tune.matmul_choice import (
     Library,
@@ -73,7 +73,9 @@ def plan(
     return tuple(matmuls)
 
 
-def apply(function: Function, matmuls: Sequence[Matmul]) -> tuple[Function, tuple[Packed, ...]]:
+def apply(
+    function: Function, matmuls: Sequence[Matmul]
+) -> tuple[Function, tuple[PrepackedWeight, ...]]:
     """Replace matmuls in a copy of `function`; the packed weights are inputs behind its own."""
     graph, of = fx.Graph(), dict[fx.Node, fx.Node]()
     placeholders = list(function.graph.graph.find_nodes(op="placeholder"))
@@ -130,7 +132,7 @@ class ChooseMatmuls(RecipePass):
     figures: Figures | None = None
     forced: Library | None = None
 
-    def rewrite(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
+    def rewrite(self, recipe: FunctionRecipe, host: HostProgram | None) -> Rewritten:
         choice = choice_by(self.figures, self.forced)
         matmuls = plan(recipe.lowered.graph.graph, choice)
         name = recipe.function.name
@@ -189,16 +191,16 @@ def _reshaped(graph: fx.Graph, value: fx.Node, like: fx.Node) -> fx.Node:
 
 def _packed_inputs(
     matmuls: Sequence[Matmul], placeholders: Sequence[fx.Node]
-) -> tuple[Packed, ...]:
+) -> tuple[PrepackedWeight, ...]:
     """Each packed weight once, in the order of the matmuls."""
     packed = [_packed(matmul, placeholders) for matmul in matmuls if matmul.weight is not None]
     return tuple(dict.fromkeys(packed))
 
 
-def _packed(matmul: Matmul, placeholders: Sequence[fx.Node]) -> Packed:
+def _packed(matmul: Matmul, placeholders: Sequence[fx.Node]) -> PrepackedWeight:
     assert matmul.weight is not None
     rows = factors(matmul.node)[0].meta["val"].shape[0]
-    return Packed(placeholders.index(matmul.weight), rows)
+    return PrepackedWeight(placeholders.index(matmul.weight), rows)
 
 
 def _weight(node: fx.Node) -> fx.Node | None:

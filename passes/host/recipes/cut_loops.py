@@ -22,7 +22,7 @@ from ipu_dynamo.ops.library.host_call import host_call
 from ipu_dynamo.passes.host.recipes.make_recipes import run_by
 from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass, Rewritten
 from ipu_dynamo.program import Decision, Function, HostProgram, graph_outputs, make_function
-from ipu_dynamo.program.recipe import Part, Parts, Recipe
+from ipu_dynamo.program.recipe import CutFunction, FunctionPart, FunctionRecipe
 
 LOOPS = CONTROL_FLOW | frozenset(
     {
@@ -93,7 +93,9 @@ def _segment(nodes: Sequence[fx.Node]) -> Segment:
     return Segment(loop, inputs, outputs, fx.GraphModule(torch.nn.Module(), graph))
 
 
-def parts_of(function: Function, recipe: Callable[[str, fx.GraphModule, bool], Recipe]) -> Parts:
+def parts_of(
+    function: Function, recipe: Callable[[str, fx.GraphModule, bool], FunctionRecipe]
+) -> CutFunction:
     """A function in parts: `recipe` says how one becomes a callable, given its name and graph, and
     whether it is a loop."""
     graph = function.graph
@@ -109,7 +111,7 @@ def parts_of(function: Function, recipe: Callable[[str, fx.GraphModule, bool], R
     for index, segment in enumerate(segments):
         dead = [numbers[n] for n, end in last.items() if end == index and n not in results]
         parts.append(
-            Part(
+            FunctionPart(
                 recipe(f"{function.name}_part", segment.graph, segment.loop),
                 arguments=tuple(numbers[node] for node in segment.inputs),
                 results=tuple(numbers[node] for node in segment.outputs),
@@ -117,19 +119,19 @@ def parts_of(function: Function, recipe: Callable[[str, fx.GraphModule, bool], R
             )
         )
     returned = (numbers[node] if isinstance(node, fx.Node) else None for node in results)
-    return Parts(tuple(parts), tuple(returned))
+    return CutFunction(tuple(parts), tuple(returned))
 
 
 class CutLoops(RecipePass):
     """The pass."""
 
-    def rewrite(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
+    def rewrite(self, recipe: FunctionRecipe, host: HostProgram | None) -> Rewritten:
         if not has_loop(recipe.lowered.graph.graph):
             return recipe, ()
 
-        def of_part(name: str, graph: fx.GraphModule, loop: bool) -> Recipe:
+        def of_part(name: str, graph: fx.GraphModule, loop: bool) -> FunctionRecipe:
             function = make_function(name, graph)
-            part = Recipe(
+            part = FunctionRecipe(
                 function, function, "inductor", recipe.threads, function.written,
                 settings=recipe.settings,
             )  # fmt: skip

@@ -17,7 +17,7 @@ from ipu_dynamo.ops.precision.stochastic_rounding import (
 from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass, Rewritten
 from ipu_dynamo.passes.host.recipes.write_operators import written
 from ipu_dynamo.program import Function, HostProgram, make_function
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 
 
 def apply(function: Function) -> Function:
@@ -40,7 +40,7 @@ def _round(x: Tensor, first: Tensor, second: Tensor) -> list[Tensor]:
 class ExpandRounding(RecipePass):
     """The pass."""
 
-    def rewrite(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
+    def rewrite(self, recipe: FunctionRecipe, host: HostProgram | None) -> Rewritten:
         graph = recipe.lowered.graph.graph
         if not graph.find_nodes(op="call_function", target=round_stochastically_op):
             return recipe, ()

@@ -1,7 +1,8 @@
 """Begin the recipes of all functions: what runs them, and with how many threads.
 
 Before   HostProgram(recipes={})
-After    HostProgram(recipes={"forward0": Recipe(@forward0, @forward0, "inductor", threads=1)})
+After    HostProgram(
+             recipes={"forward0": FunctionRecipe(@forward0, @forward0, "inductor", threads=1)})
 Keeps    everything else; later passes change what is `lowered` of a recipe.
 Source   the split of deciding and running of this project's design.
 """
@@ -12,7 +13,7 @@ from typing import Literal
 from ipu_dynamo.ops.bodies import bodies_of
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import RECOMPUTED, Function, HostProgram, make_function
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 
 
 class MakeRecipes(Pass):
@@ -27,10 +28,10 @@ class MakeRecipes(Pass):
         recipes = {f.name: self.recipe(f, host.threads) for f in host.functions}
         return replace(host, recipes=recipes)
 
-    def recipe(self, function: Function, threads: int | None = None) -> Recipe:
+    def recipe(self, function: Function, threads: int | None = None) -> FunctionRecipe:
         """The recipe of a function as it is."""
         engine: Literal["inductor", "eager"] = "inductor" if self.compiles else "eager"
-        return Recipe(
+        return FunctionRecipe(
             function,
             function,
             engine,

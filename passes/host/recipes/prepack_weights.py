@@ -12,7 +12,7 @@ from dataclasses import replace
 from ipu_dynamo.passes.host.recipes.choose_matmuls import apply, choice_by, decisions_of, plan
 from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass, Rewritten
 from ipu_dynamo.program import Call, Function, HostProgram, Program
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.program.schedule.dependencies import changed_variables
 from ipu_dynamo.tune.figures import Figures
 
@@ -33,7 +33,7 @@ class PrepackWeights(RecipePass):
     figures: Figures | None = None
     forced: bool | None = None
 
-    def rewrite(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
+    def rewrite(self, recipe: FunctionRecipe, host: HostProgram | None) -> Rewritten:
         if not self.own_tensors or host is None or self.forced is False:
             return recipe, ()
         program = host.runs

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import Decision, HostProgram
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 
-Rewritten = tuple[Recipe, Sequence[Decision]]
+Rewritten = tuple[FunctionRecipe, Sequence[Decision]]
 
 
 class RecipePass(Pass):
@@ -17,14 +17,14 @@ class RecipePass(Pass):
     level = "host"
 
     @abstractmethod
-    def rewrite(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
+    def rewrite(self, recipe: FunctionRecipe, host: HostProgram | None) -> Rewritten:
         """Return the new recipe, or the same one, and the decisions.
 
         Args:
             host: the caller of the function, if it is known.
         """
 
-    def with_bodies(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
+    def with_bodies(self, recipe: FunctionRecipe, host: HostProgram | None) -> Rewritten:
         """Rewrite a recipe, and those of the bodies that it runs."""
         rewritten = [self.with_bodies(body, host) for body in recipe.bodies]
         decisions = [decision for _, decided in rewritten for decision in decided]

@@ -1,8 +1,9 @@
 """Repeat a fused step of few elements without Python: kernels and matmuls one after the other.
 
-Before   Recipe(@whole_step0)
-After    Recipe(@whole_step0, replays=True, overwrites=(0, 1)): the runtime records what its code
-         calls, and repeats it; new values of states 0 and 1 take the memory of the old ones
+Before   FunctionRecipe(@whole_step0)
+After    FunctionRecipe(@whole_step0, replays=True, overwrites=(0, 1)): the runtime records
+         what its code calls, and repeats it; new values of states 0 and 1 take the memory of the
+         old ones
 Keeps    values but for the order of sums in matmuls. Where the code calls something else than
          kernels and small matmuls, it runs as without this pass; the printed plan says why. The
          model's own tensors are never overwritten: the first step of a call writes elsewhere.
@@ -16,7 +17,7 @@ from torch import fx
 from ipu_dynamo.passes.host.recipes.overwritten_states import overwritten_states
 from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass, Rewritten
 from ipu_dynamo.program import Decision, HostProgram
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.tune.costs import SMALL_MATMUL
 from ipu_dynamo.tune.matmul_classes import MATMULS, operations
 
@@ -33,7 +34,7 @@ class ReplaySteps(RecipePass):
 
     forced: bool | None = None
 
-    def rewrite(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
+    def rewrite(self, recipe: FunctionRecipe, host: HostProgram | None) -> Rewritten:
         fused = host.fused if host is not None else None
         if fused is None or recipe.function is not fused.function:
             return recipe, ()

@@ -16,7 +16,7 @@ from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import only_looks
 from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass, Rewritten
 from ipu_dynamo.program import Decision, HostProgram
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 
 _MATMULS = {
     aten.addmm.default,
@@ -38,7 +38,7 @@ class SkipCompiling(RecipePass):
 
     forced: bool | None = None
 
-    def rewrite(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
+    def rewrite(self, recipe: FunctionRecipe, host: HostProgram | None) -> Rewritten:
         skipped, reason = self.forced, "it is forced"
         if skipped is None:
             skipped = not any(map(_worth_compiling, recipe.lowered.operators))

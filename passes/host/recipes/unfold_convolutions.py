@@ -24,7 +24,7 @@ from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass, Rewritten
 from ipu_dynamo.passes.host.recipes.write_operators import written
 from ipu_dynamo.program import Decision, Function, HostProgram, make_function
 from ipu_dynamo.program.ir.layout import dense_strides
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.tune.convolution_shape import ConvolutionShape
 from ipu_dynamo.tune.convolution_times import convolution_times
 from ipu_dynamo.tune.costs import (
@@ -195,7 +195,7 @@ class UnfoldConvolutions(RecipePass):
     figures: Figures | None = None
     forced: bool | None = None
 
-    def rewrite(self, recipe: Recipe, host: HostProgram | None) -> Rewritten:
+    def rewrite(self, recipe: FunctionRecipe, host: HostProgram | None) -> Rewritten:
         function, figures = recipe.lowered, self.figures
         times = convolution_times if figures is None else figures.of_convolution
         choice = None if figures is None else figures.choice()

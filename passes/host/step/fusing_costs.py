@@ -24,7 +24,7 @@ from ipu_dynamo.program import (
     Variable,
     graph_outputs,
 )
-from ipu_dynamo.program.ir.update_rules import SGD, Adam, Traced
+from ipu_dynamo.program.ir.update_rules import SGD, Adam, TracedRule
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.tune.costs import (
     CALLING_A_PARAMETER,
@@ -39,7 +39,7 @@ from ipu_dynamo.tune.costs import (
     UPDATE_BYTES_PER_SECOND,
 )
 
-_RULES = (SGD, Adam, Traced)  # a step with another one keeps the bits of its kernel
+_RULES = (SGD, Adam, TracedRule)  # a step with another one keeps the bits of its kernel
 
 
 @dataclass(frozen=True, slots=True)

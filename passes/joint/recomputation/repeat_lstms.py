@@ -51,7 +51,7 @@ MOST_REPEATED = 6_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class RecomputedLstm:
     """The decision to run `forward` again before `backward`, which reads its saved values."""
 
     forward: fx.Node
@@ -77,7 +77,7 @@ class RepeatLstms(GraphPass):
         return bool(layers)
 
 
-def plan(graph: fx.Graph, joined: int | None) -> list[Layer]:
+def plan(graph: fx.Graph, joined: int | None) -> list[RecomputedLstm]:
     """The layers to run again. Reads the graph only.
 
     Args:
@@ -93,7 +93,7 @@ def plan(graph: fx.Graph, joined: int | None) -> list[Layer]:
         is_forward = not forward.meta.get(BACKWARD)
         in_one = joined is not None and forward.meta.get(STAGE) == joined
         if is_forward and not in_one and has_onednn_layer(forward) and _is_small(forward):
-            layers.append(Layer(forward, backward))
+            layers.append(RecomputedLstm(forward, backward))
     return layers
 
 
@@ -112,7 +112,7 @@ def _is_small(node: fx.Node) -> bool:
     return bool(x[1] * wi[0] * (wi[1] + wh[1]) <= MOST_REPEATED)
 
 
-def apply(graph: fx.Graph, layer: Layer) -> None:
+def apply(graph: fx.Graph, layer: RecomputedLstm) -> None:
     """Insert the layer and its results before its backward operator, which reads those."""
     forward, backward = layer.forward, layer.backward
     again = {BACKWARD: True, RECOMPUTED: True, TAG: ONLY_BACKWARD_TAG}

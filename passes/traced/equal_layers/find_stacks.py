@@ -23,14 +23,14 @@ KEPT = 4  # layers of a stack that are differentiated: the first two and the las
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class StackLayer:
     """Operators of one layer, in order, and the placeholders that nothing but it reads."""
 
     operators: tuple[fx.Node, ...]
     inputs: tuple[fx.Node, ...]
 
 
-Stack = tuple[Layer, ...]
+Stack = tuple[StackLayer, ...]
 
 
 def find_stacks(capture: Traced) -> list[Stack]:
@@ -54,19 +54,19 @@ def _is_pure(node: fx.Node) -> bool:
     return isinstance(target, OpOverload) and target.namespace == "aten" and not writes(node)
 
 
-def _layers(operators: Sequence[fx.Node], run: Run) -> list[Layer]:
+def _layers(operators: Sequence[fx.Node], run: Run) -> list[StackLayer]:
     starts = range(run.start, run.start + run.count * run.period, run.period)
     return [_layer(operators[start : start + run.period]) for start in starts]
 
 
-def _layer(operators: Sequence[fx.Node]) -> Layer:
+def _layer(operators: Sequence[fx.Node]) -> StackLayer:
     here = set(operators)
     read = dict.fromkeys(source for node in operators for source in node.all_input_nodes)
     own = (node for node in read if node.op == "placeholder" and here.issuperset(node.users))
-    return Layer(tuple(operators), tuple(own))
+    return StackLayer(tuple(operators), tuple(own))
 
 
-def _longest(layers: Sequence[Layer], roles: Mapping[fx.Node, Placeholder]) -> Stack:
+def _longest(layers: Sequence[StackLayer], roles: Mapping[fx.Node, Placeholder]) -> Stack:
     """Return the longest run of equal `layers`; the first of them may have other inputs."""
     texts = [_text(layer, before, roles) for before, layer in pairwise(layers)]
     best = range(0)
@@ -81,7 +81,7 @@ def _longest(layers: Sequence[Layer], roles: Mapping[fx.Node, Placeholder]) -> S
     return tuple(layers[best.start : best.stop + 1]) if best else ()
 
 
-def _text(layer: Layer, before: Layer, roles: Mapping[fx.Node, Placeholder]) -> Hashable:
+def _text(layer: StackLayer, before: StackLayer, roles: Mapping[fx.Node, Placeholder]) -> Hashable:
     """Return a key that is the same for equal layers."""
     addresses: dict[fx.Node, Hashable] = {}
     for kind, nodes in (
@@ -96,7 +96,7 @@ def _text(layer: Layer, before: Layer, roles: Mapping[fx.Node, Placeholder]) -> 
     return inputs, tuple(call(n, lambda read: addresses.get(read, read)) for n in layer.operators)
 
 
-def _read_by(layer: Layer, after: Layer) -> bool:
+def _read_by(layer: StackLayer, after: StackLayer) -> bool:
     """Whether only a layer itself and the one after it read its values."""
     readers = {*layer.operators, *after.operators}
     return all(readers.issuperset(node.users) for node in layer.operators)

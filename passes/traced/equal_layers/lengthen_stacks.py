@@ -44,7 +44,7 @@ from ipu_dynamo.ops.private.node_meta import (
 )
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.traced.differentiate import Differentiate, names_of
-from ipu_dynamo.passes.traced.equal_layers.find_stacks import Layer, Stack, find_stacks
+from ipu_dynamo.passes.traced.equal_layers.find_stacks import Stack, StackLayer, find_stacks
 from ipu_dynamo.passes.traced.equal_layers.joint_layers import (
     SECOND,
     THIRD,
@@ -312,8 +312,8 @@ def _another(value: Tensor) -> Tensor:
 class _Annotations:
     """The annotations that AOTAutograd copies from a layer's operators, for an equal layer."""
 
-    template: Layer
-    layer: Layer
+    template: StackLayer
+    layer: StackLayer
 
     def write(self, meta: dict[str, Any], label: Label | None) -> None:
         """Replace the annotations that a node has from the template's operator.

@@ -28,7 +28,7 @@ from ipu_dynamo.ops.graph_queries import nbytes
 from ipu_dynamo.ops.marks.markers import begin_block
 from ipu_dynamo.options import Costs, Strategy
 from ipu_dynamo.passes.kit import Pass
-from ipu_dynamo.passes.traced.stages.even_cut import Row, cut
+from ipu_dynamo.passes.traced.stages.even_cut import CutProblem, cut
 from ipu_dynamo.passes.traced.stages.placement import check_size, computes
 
 
@@ -43,7 +43,7 @@ def plan(costs: Costs, crossing: Sequence[int], stages: int, *, again: bool) -> 
         crossing: bytes that go from operators before each position to those after it.
         again: all stages but the last compute their forward pass again in the backward pass.
     """
-    row = Row(
+    row = CutProblem(
         [f + b + again * f for f, b in costs],
         seconds_in_last=[f + b for f, b in costs],
         crossing=crossing,

@@ -27,7 +27,7 @@ class Place(NamedTuple):
 
 
 @dataclass
-class Blocks:
+class BlockStages:
     """The blocks that have begun so far: their ids and stage numbers."""
 
     strategy: Strategy

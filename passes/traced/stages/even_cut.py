@@ -17,7 +17,7 @@ Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Row:
+class CutProblem:
     """A row of things to cut into parts, and the places for cuts.
 
     Args:
@@ -40,7 +40,7 @@ class Row:
     may_be_empty: bool = False
 
 
-def cut(row: Row, parts: int) -> tuple[int, ...] | None:
+def cut(row: CutProblem, parts: int) -> tuple[int, ...] | None:
     """Where each part but the first begins: positions from 0 to the number of things.
 
     The slowest part is within 1 % of the best there is. None: no cut keeps all sizes. It takes
@@ -65,7 +65,7 @@ def cut(row: Row, parts: int) -> tuple[int, ...] | None:
 class _Costs:
     """The seconds of one part by where it begins and ends; infinite where it cannot be."""
 
-    def __init__(self, row: Row, part: int, parts: int, ends: Positions) -> None:
+    def __init__(self, row: CutProblem, part: int, parts: int, ends: Positions) -> None:
         seconds = row.seconds
         if part == parts - 1 and row.seconds_in_last is not None:
             seconds = row.seconds_in_last
@@ -99,7 +99,7 @@ def _fastest(costs: Sequence[_Costs], places: int) -> float:
     return float(before[-1])
 
 
-def _rest(row: Row, costs: Sequence[_Costs], ends: Positions, limit: float) -> list[Numbers]:
+def _rest(row: CutProblem, costs: Sequence[_Costs], ends: Positions, limit: float) -> list[Numbers]:
     """For each part and place, the least penalty of that part and all later ones from there."""
     after = np.full(len(ends), np.inf)
     after[-1] = 0.0
@@ -114,7 +114,7 @@ def _rest(row: Row, costs: Sequence[_Costs], ends: Positions, limit: float) -> l
 
 
 def _with_rest(
-    row: Row, part: _Costs, rest: Numbers, ends: Positions, starts: slice, limit: float
+    row: CutProblem, part: _Costs, rest: Numbers, ends: Positions, starts: slice, limit: float
 ) -> Numbers:
     """The penalty of a part from some places to every place, and of all later ones."""
     seconds = part.begin(starts)

@@ -38,7 +38,7 @@ from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.ops.private.node_meta import EXAMPLE_VALUE
 from ipu_dynamo.options import Strategy
 from ipu_dynamo.passes.kit import GraphPass
-from ipu_dynamo.passes.traced.stages.block_places import Blocks
+from ipu_dynamo.passes.traced.stages.block_places import BlockStages
 from ipu_dynamo.program.schedule.phases import PhaseNumbers
 
 # The sort key of stages: number of stage or phase (0 when sharded), and how often the IPU changed
@@ -91,7 +91,7 @@ def plan(graph: fx.Graph, strategy: Strategy, variables: Collection[fx.Node] = (
     Args:
         variables: parameters and buffers that operators of one IPU may read.
     """
-    blocks = Blocks(strategy)
+    blocks = BlockStages(strategy)
     sizes = _Sizes()
     ranks: dict[fx.Node, Rank] = {}
     ipus: dict[Rank, int] = {(0, 0): 0}
@@ -167,7 +167,7 @@ def pipeline_stages(graph: fx.Graph, strategy: Strategy) -> int:
         return strategy.ipus
     if strategy.keep_stages:
         return len(strategy.stages)
-    blocks, sizes = Blocks(strategy), _Sizes()
+    blocks, sizes = BlockStages(strategy), _Sizes()
     for marker in graph.find_nodes(op="call_function", target=begin_block):
         sizes.begin(blocks.begin(marker).ipu)
     return sizes.visits + 1

@@ -20,7 +20,7 @@ from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.ops.private.locks import nested_lock
 from ipu_dynamo.program import Decision, Function, graph_outputs, make_function
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.runtime.engines.check import limits
 from ipu_dynamo.runtime.engines.check.classes import draws, result_classes
 from ipu_dynamo.runtime.engines.check.copies import copies_of
@@ -49,7 +49,7 @@ class CheckedStage:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: FunctionRecipe,
         run: Stage,
         by_operators: Callable[[Function], Stage],
         settled: Callable[["CheckedStage"], None],

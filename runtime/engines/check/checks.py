@@ -10,7 +10,7 @@ import torch
 
 from ipu_dynamo.options.checks import check_choice
 from ipu_dynamo.program import Decision, Function
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.runtime.engines.check import limits
 from ipu_dynamo.runtime.engines.check.checked_stage import BY, CheckedStage
 from ipu_dynamo.runtime.engines.check.classes import why_unchecked
@@ -44,7 +44,7 @@ class Checks:
         self._other: list[Decision] = []
         self._keys: dict[int, str | None] = {}
 
-    def failed_before(self, recipe: Recipe) -> Stage | None:
+    def failed_before(self, recipe: FunctionRecipe) -> Stage | None:
         """Return an operator-by-operator callable if the function failed a check before."""
         if self.check == "off" or not (key := _key(recipe)):
             return None
@@ -57,7 +57,7 @@ class Checks:
         log.warning("@%s runs operator by operator: compiled, it was wrong: %s", name, problem)
         return by_operators(recipe.function)
 
-    def checked(self, recipe: Recipe, run: Stage) -> Stage:
+    def checked(self, recipe: FunctionRecipe, run: Stage) -> Stage:
         """Return a callable that compares the first runs, unless these were compared before."""
         if self.check == "off":
             return run
@@ -103,7 +103,7 @@ def forget() -> None:
     _known.clear()
 
 
-def _key(recipe: Recipe) -> str | None:
+def _key(recipe: FunctionRecipe) -> str | None:
     """A digest of the machine code, the function and the check; None: the code has no key."""
     codes = list(_codes(recipe))
     if not codes or not all(codes):
@@ -112,7 +112,7 @@ def _key(recipe: Recipe) -> str | None:
     return sha256("\n".join(map(str, parts)).encode()).hexdigest()
 
 
-def _codes(recipe: Recipe) -> Iterator[str | None]:
+def _codes(recipe: FunctionRecipe) -> Iterator[str | None]:
     if recipe.parts is not None:
         for part in recipe.parts.parts:
             yield from _codes(part.recipe)

@@ -62,7 +62,7 @@ class TransferTimes(Observer):
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class OutputTransfers:
     """The transfers that belong to one value of the outputs."""
 
     inputs: list[Interval] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Transfers:
 
     inputs: tuple[tuple[Interval, ...], ...]
     outputs: tuple[tuple[Interval, ...], ...]
-    groups: tuple[Group, ...]
+    groups: tuple[OutputTransfers, ...]
 
     @property
     def host_to_ipu(self) -> Latency:
@@ -102,7 +102,7 @@ class Transfers:
         """From the first input of a group to the end of its last output."""
         return Latency.of([_end(g.outputs) - _begin(g.inputs) for g in self._whole()])
 
-    def _whole(self) -> list[Group]:
+    def _whole(self) -> list[OutputTransfers]:
         return [group for group in self.groups if group.inputs and group.outputs]
 
 
@@ -122,12 +122,14 @@ def transfers_of(
         return Transfers(((),) * len(inputs), ((),) * len(outputs), ())
     sent = [_sent(output, batching, times) for output in outputs]
     received = {place: span for place, span in enumerate(times.received) if span != _NEVER}
-    groups: dict[tuple[int, ...], Group] = {}
+    groups: dict[tuple[int, ...], OutputTransfers] = {}
     for place, span in received.items() if inputs else ():
-        groups.setdefault(_group(place, outputs, batching), Group()).inputs.append(span)
+        groups.setdefault(_group(place, outputs, batching), OutputTransfers()).inputs.append(span)
     for spans in sent:
         for place, span in spans.items():
-            groups.setdefault(_group(place, outputs, batching), Group()).outputs.append(span)
+            groups.setdefault(_group(place, outputs, batching), OutputTransfers()).outputs.append(
+                span
+            )
     return Transfers(
         (tuple(received.values()),) * len(inputs),
         tuple(tuple(spans.values()) for spans in sent),

@@ -15,7 +15,7 @@ When = Literal["before", "after"]  # the update
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RecordedVariable:
     """A variable whose values are wanted.
 
     Args:
@@ -43,7 +43,7 @@ class StepRecords(Observer):
         last: the joined tensors of the last complete call, by name.
     """
 
-    wanted: dict[str, Wanted]
+    wanted: dict[str, RecordedVariable]
     batching: Batching
     steps: int
     unread: Mapping[str, Tensor]
@@ -73,15 +73,15 @@ class StepRecords(Observer):
             ]
             self._values[name, when, step] = [tensor.clone() for tensor in tensors]
 
-    def _is_wanted(self, record: Wanted, when: When, step: int) -> bool:
+    def _is_wanted(self, record: RecordedVariable, when: When, step: int) -> bool:
         return record.when == when and any(map(any, self._rows(record, step)))
 
-    def _rows(self, record: Wanted, step: int) -> Sequence[Collection[bool]]:
+    def _rows(self, record: RecordedVariable, step: int) -> Sequence[Collection[bool]]:
         """For each device iteration of a step, the micro-batches whose value is wanted."""
         each = self.batching.iterations // self.steps
         return self.batching.kept(record.returns)[step * each : (step + 1) * each]
 
-    def _joined(self, record: Wanted) -> Tensor:
+    def _joined(self, record: RecordedVariable) -> Tensor:
         values = [
             value
             for step in range(self.steps)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ipu_dynamo.program import HostProgram, Plain, Program
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import instructions_of_passes
 from ipu_dynamo.runtime.engines.stage import Stage
@@ -15,11 +15,13 @@ from ipu_dynamo.runtime.execute.tasks.task_code import Binding, Failed, TaskWrit
 # A stage pass of one micro-batch, given its registers, its number in the call, what every stream
 # brings, and where every output goes.
 Task = Callable[[list[Any], int, Sequence[Sequence[Any]], Sequence[Any]], None]
-Stages = Mapping[str, tuple[Recipe, Stage]]
+Stages = Mapping[str, tuple[FunctionRecipe, Stage]]
 _ARGUMENTS = "r, k, received, sent"
 
 
-def stages_of(host: HostProgram, compile_: Callable[[Sequence[Recipe]], Sequence[Stage]]) -> Stages:
+def stages_of(
+    host: HostProgram, compile_: Callable[[Sequence[FunctionRecipe]], Sequence[Stage]]
+) -> Stages:
     """Recipe and callable of every function, which `compile_` makes."""
     recipes = {name: keyed(recipe) for name, recipe in host.recipes.items()}
     stages = compile_([*recipes.values()])

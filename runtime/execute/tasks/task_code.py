@@ -33,7 +33,7 @@ from ipu_dynamo.program import (
     Send,
     Store,
 )
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.program.schedule.registers import differ, fetched_as
 from ipu_dynamo.runtime.engines.check.checked_stage import CheckedStage
 from ipu_dynamo.runtime.engines.stage import Stage
@@ -80,7 +80,7 @@ class Binding:
     program: Program
     registers: Mapping[str, int]
     kept: Set[int]
-    stages: Mapping[str, tuple[Recipe, Stage]]
+    stages: Mapping[str, tuple[FunctionRecipe, Stage]]
     failed: Failed
     received: Mapping[str, int] = field(default_factory=dict)
     sent: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
@@ -225,7 +225,7 @@ class TaskWriter:
             text += f"; free {' '.join(f'r{register}' for register in dead)}"
         return [*lines, *_forgotten(sorted({*dead} - {*released}))], text
 
-    def _call_text(self, call: Call, recipe: Recipe, arguments: Sequence[int]) -> str:
+    def _call_text(self, call: Call, recipe: FunctionRecipe, arguments: Sequence[int]) -> str:
         taken = (f"{'!' if i in recipe.written else ''}r{r}" for i, r in enumerate(arguments))
         returned = ", ".join(
             f"r{self._binding.registers[name]}" if name else "none" for name in call.results

@@ -89,7 +89,7 @@ class NothingKept:
         """Nothing depends on them."""
 
 
-class Steps(Protocol):
+class PendingSteps(Protocol):
     """Steps that are being made, each of which gives variables new values."""
 
     @property
@@ -106,7 +106,8 @@ class _OneStep:
         self.steps, self.values = 1, values
 
 
-_Pending = tuple[Sequence[Tensor], Steps]  # stored tensors, and the steps whose values they get
+# stored tensors, and the steps whose values they get
+_Pending = tuple[Sequence[Tensor], PendingSteps]
 
 
 class Commit:
@@ -189,7 +190,7 @@ class Commit:
             count += pending[1].steps
         self._state = TRANSITIONS["rebind"][self._state[0]], count, (stored, _OneStep(values))
 
-    def follow(self, stored: Sequence[Tensor], steps: Steps) -> None:
+    def follow(self, stored: Sequence[Tensor], steps: PendingSteps) -> None:
         """Let variables hold the values of `steps`, those that are complete now or later."""
         self._state = TRANSITIONS["rebind"][self._state[0]], self.steps, (stored, steps)
 

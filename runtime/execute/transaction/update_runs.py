@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.program import Function
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.runtime.engines.engines import EagerEngine, Engine
 from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.runtime.engines.stage_key import keyed
@@ -32,7 +32,7 @@ class UpdateRecipe(Protocol):
         once: bool,
         writes: bool,
         elements: int | None,
-    ) -> Recipe | None: ...
+    ) -> FunctionRecipe | None: ...
 
 
 class _Later:
@@ -68,9 +68,9 @@ class UpdateRuns:
     def __init__(self, engine: Engine, threads: int | None, recipe: UpdateRecipe | None) -> None:
         self._engine, self._threads, self._recipe = engine, threads, recipe
         self._runs: dict[_Key, Run] = {}
-        self._waiting: dict[_Key, tuple[Recipe, _Later]] = {}  # for `compile`
+        self._waiting: dict[_Key, tuple[FunctionRecipe, _Later]] = {}  # for `compile`
 
-    def compile(self, recipes: Sequence[Recipe] = ()) -> list[Stage]:
+    def compile(self, recipes: Sequence[FunctionRecipe] = ()) -> list[Stage]:
         """Compile the functions requested since the last time, and others in the same run.
 
         Returns:
@@ -144,7 +144,7 @@ class UpdateRuns:
         (self._runs[key],) = EagerEngine().compile([keyed(recipe)])
         return self._runs[key]
 
-    def _later(self, key: _Key, recipe: Recipe) -> Run:
+    def _later(self, key: _Key, recipe: FunctionRecipe) -> Run:
         run = _Later()
         self._waiting[key] = recipe, run
         return run

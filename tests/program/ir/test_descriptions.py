@@ -31,10 +31,10 @@ from ipu_dynamo.program import (
     UpdatePart,
     WriteBuffer,
 )
-from ipu_dynamo.program.ir.update_rules import Traced
+from ipu_dynamo.program.ir.update_rules import TracedRule
 
 ONE, FOUR = TensorType(torch.float32, ()), TensorType(torch.float32, (4,))
-TRACED = Traced(hyperparameters=("lr",), name="Mine", key="1")
+TRACED = TracedRule(hyperparameters=("lr",), name="Mine", key="1")
 EXAMPLES = (
     Receive("x", "x", 1),
     Send("0", "loss", 1, "line"),

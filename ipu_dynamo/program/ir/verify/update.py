@@ -6,7 +6,7 @@ from ipu_dynamo.program.ir.function import Function
 from ipu_dynamo.program.ir.rule_function import function_at
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.ir.update_instructions import Update
-from ipu_dynamo.program.ir.update_rules import Traced
+from ipu_dynamo.program.ir.update_rules import TracedRule
 from ipu_dynamo.program.ir.values import Variable
 from ipu_dynamo.program.ir.verify.residence import Residence
 
@@ -24,7 +24,7 @@ def check_update(
         ValueError: a variable or a type does not fit.
     """
     rule, names = update.rule, [state for state, _ in update.states]
-    if isinstance(rule, Traced) != (update.function is not None):
+    if isinstance(rule, TracedRule) != (update.function is not None):
         raise ValueError("a traced update, and no other, has a function")
     if update.function is None and names != (kept := [spec.name for spec in rule.state_names()]):
         raise ValueError(f"{rule} keeps {kept}, not {names}")

@@ -15,7 +15,7 @@ from ipu_dynamo.ops.private.graphs import FakeTensorMode
 from ipu_dynamo.ops.private.native import onednn_pack
 from ipu_dynamo.passes.host.recipes.choose_matmuls import apply, plan
 from ipu_dynamo.program import make_function
-from ipu_dynamo.program.recipe import Packed
+from ipu_dynamo.program.recipe import PrepackedWeight
 from ipu_dynamo.runtime.engines.stage_key import stage_key
 from ipu_dynamo.tune.matmul_choice import MATMUL, MatmulChoice
 from ipu_dynamo.tune.matmul_classes import MEASURED, class_of, example_of
@@ -125,7 +125,7 @@ def test_a_packed_weight_gives_the_same_matmul(m, k, n):
     assert choose_matmuls(function)[1] == ()
     chosen, packed = choose_matmuls(function, {1})
     if class_of(function.operators[1]).form == "a @ b.t()":
-        assert packed == (Packed(source=1, rows=m),)
+        assert packed == (PrepackedWeight(source=1, rows=m),)
         (found,) = chosen.graph(a, weight, bias, onednn_pack(weight, m))
         (reference,) = function.graph(a, weight, bias)
         torch.testing.assert_close(found, reference, rtol=1e-4, atol=1e-5)
@@ -139,7 +139,7 @@ def test_a_weight_is_packed_once_for_all_products_of_as_many_rows():
 
     x, y, w = torch.randn(3, 4), torch.randn(5, 4), torch.randn(6, 4)
     chosen, packed = choose_matmuls(function_of(compute, x, y, w), {2})
-    assert packed == (Packed(2, 3), Packed(2, 5))
+    assert packed == (PrepackedWeight(2, 3), PrepackedWeight(2, 5))
     (found,) = chosen.graph(x, y, w, onednn_pack(w, 3), onednn_pack(w, 5))
     torch.testing.assert_close(found, torch.cat([x, y, x]) @ w.t())
 

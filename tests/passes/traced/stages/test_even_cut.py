@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipu_dynamo.passes.traced.stages.even_cut import Row, cut
+from ipu_dynamo.passes.traced.stages.even_cut import CutProblem, cut
 
 seconds = st.floats(0.0, 10.0).map(lambda x: round(x, 2))
 
@@ -26,7 +26,7 @@ def slowest(row, cuts):
 @given(st.data())
 def test_no_other_cut_is_more_than_a_percent_faster(data):
     count, parts = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 4))
-    row = Row(
+    row = CutProblem(
         data.draw(st.lists(seconds, min_size=count, max_size=count)),
         taken=data.draw(st.lists(seconds, min_size=parts, max_size=parts)),
         sizes=data.draw(st.lists(st.none() | st.integers(0, 3), min_size=parts, max_size=parts)),
@@ -59,13 +59,13 @@ def test_no_other_cut_is_more_than_a_percent_faster(data):
     ],
 )
 def test_equal_things_make_even_parts_and_larger_ones_later(count, parts, sizes):
-    row = Row([0.1] * count, may_be_empty=True)
+    row = CutProblem([0.1] * count, may_be_empty=True)
     assert sizes_of(cut(row, parts), count) == sizes
 
 
 def test_what_a_part_takes_besides_is_less_for_its_things():
-    assert sizes_of(cut(Row([1.0] * 6, taken=[2.0, 0.0]), 2), 6) == [2, 4]
+    assert sizes_of(cut(CutProblem([1.0] * 6, taken=[2.0, 0.0]), 2), 6) == [2, 4]
 
 
 def test_of_equally_fast_cuts_the_one_that_sends_least():
-    assert cut(Row([1.0, 0.0, 0.0, 1.0], crossing=[0, 8, 2, 8, 0]), 2) == (2,)
+    assert cut(CutProblem([1.0, 0.0, 0.0, 1.0], crossing=[0, 8, 2, 8, 0]), 2) == (2,)

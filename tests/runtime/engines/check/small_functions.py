@@ -8,7 +8,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ipu_dynamo.program import Function, make_function
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.runtime.engines.check.checked_stage import CheckedStage
 from ipu_dynamo.runtime.engines.check.checks import by_operators
 from ipu_dynamo.runtime.engines.check.runs import evaluator
@@ -36,5 +36,5 @@ def faulty(function: Function, faults: Mapping[str, Fault]) -> Stage:
 
 def checked(function: Function, run: Stage, **options: Any) -> CheckedStage:
     """The check of something that should compute a function."""
-    recipe = Recipe(function, function, "eager", written=function.written)
+    recipe = FunctionRecipe(function, function, "eager", written=function.written)
     return CheckedStage(recipe, run, by_operators, lambda stage: None, **options)

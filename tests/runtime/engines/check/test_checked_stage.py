@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.runtime.engines.check import checks as module
 from ipu_dynamo.runtime.engines.check import limits
 from ipu_dynamo.runtime.engines.check.checks import Checks, by_operators
@@ -197,7 +197,7 @@ def test_every_compares_each_run():
 def test_the_outcome_is_kept_beside_the_code(tmp_path, monkeypatch, factor):
     monkeypatch.setenv(CACHE_DIR, str(tmp_path))
     function = function_of(add_sine, X, X)
-    recipe = Recipe(function, function, "inductor", written=function.written, key="0f")
+    recipe = FunctionRecipe(function, function, "inductor", written=function.written, key="0f")
     run = faulty(function, {"sin": lambda r: r * factor})
     stage = Checks("first").checked(recipe, run)
     stage([X.clone(), X])
@@ -221,7 +221,7 @@ def test_a_function_that_needs_too_much_memory_is_not_checked(monkeypatch):
     function = function_of(add_sine, X, X)
     checks = Checks("first")
     run = by_operators(function)
-    assert checks.checked(Recipe(function, function, "inductor"), run) is run
+    assert checks.checked(FunctionRecipe(function, function, "inductor"), run) is run
     assert "not checked: it would take" in str(next(checks.decisions(["step"])))
 
 

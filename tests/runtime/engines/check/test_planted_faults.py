@@ -16,7 +16,7 @@ import ipu_dynamo
 import ipu_dynamo.whole_step.compiled_model as compiled_model
 from ipu_dynamo import IpuError, Options, compile_training
 from ipu_dynamo.program import graph_outputs
-from ipu_dynamo.program.recipe import Recipe
+from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.runtime.engines.check import limits
 from ipu_dynamo.runtime.engines.check.checks import Checks, by_operators
 from ipu_dynamo.runtime.engines.check.classes import result_classes, why_unchecked
@@ -199,7 +199,7 @@ def test_a_backend_that_is_wrong_on_purpose_is_caught_unless_nothing_is_checked(
         for node in islice(results, 3):  # the second is moved by a gradient of pure rounding
             for option in ("first", "off"):
                 torch.set_rng_state(state)
-                recipe = Recipe(function, function, "inductor", written=function.written)
+                recipe = FunctionRecipe(function, function, "inductor", written=function.written)
                 wrong = faulty(function, {node.name: lambda result: result * 1.001})
                 stage = Checks(option).checked(recipe, wrong)
                 stage(copies_of(arguments, function.written).tensors)
