@@ -159,7 +159,7 @@ def test_a_dump_says_which_operators_came_and_went(run):
     (folder,) = run[1].glob("*_training")
     lines = dict(line.split(maxsplit=1) for line in (folder / OPERATORS).read_text().splitlines())
     files = [file for file in sorted(folder.glob("*_*.txt")) if _has_operators(file.read_text())]
-    assert {"19_Differentiate", "26_RemoveDetach"} <= lines.keys()
+    assert {"Differentiate", "RemoveDetach"} <= {name.partition("_")[2] for name in lines}
     for before, after in pairwise(files):
         counts = Counter(called(after.read_text()))
         counts.subtract(called(before.read_text()))
