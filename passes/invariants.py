@@ -1,4 +1,4 @@
-"""Say what holds at each level, and from which pass on.
+"""List the invariants of each level, and the passes that establish them.
 
 An invariant of a level holds from the pass on that establishes it, until the level is left.
 """
@@ -36,7 +36,7 @@ class Invariant:
 
     Args:
         since: the passes that establish it; empty: it holds from the beginning.
-        broken: what is wrong, one line each.
+        broken: returns the violations, one line each.
     """
 
     claim: str
@@ -46,7 +46,7 @@ class Invariant:
 
 
 def check(model: object, level: Level, done: Collection[str]) -> None:
-    """Assert what holds of `model` after the passes named in `done`."""
+    """Assert the invariants of `model` after the passes named in `done`."""
     for one in INVARIANTS:
         if level in one.levels and (not one.since or not set(one.since).isdisjoint(done)):
             for problem in one.broken(model):

@@ -42,7 +42,7 @@ class GraphPass(Pass):
     """
 
     def plan(self, graph: fx.Graph, /) -> Iterable[Any]:
-        """What to change, in order. It reads the graph and changes nothing."""
+        """Return the changes to make, in order. Reads the graph, changes nothing."""
         raise NotImplementedError
 
     def apply(self, graph: fx.Graph, planned: Any, /) -> None:

@@ -19,7 +19,7 @@ CUSTOM_STAGE = "ipu_stage"  # key of node.meta["custom"]
 
 
 def annotated_stage(node: fx.Node) -> int | None:
-    """The stage of what AOTAutograd made `node` of, where that has one."""
+    """Return the stage of the node that AOTAutograd made `node` from, if it has one."""
     stage: int | None = (node.meta.get(CUSTOM) or {}).get(CUSTOM_STAGE)
     return stage
 

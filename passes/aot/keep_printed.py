@@ -1,4 +1,4 @@
-"""Print a tensor once, and keep what its operator returns for the backward pass.
+"""Print a tensor once, and keep the result of the print for the backward pass.
 
 Before   %p = ipu.print_tensor(%x: f32[n], "x", True, ...)
 After    the same

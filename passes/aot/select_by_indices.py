@@ -36,7 +36,7 @@ from ipu_dynamo.ops.private.node_meta import DESC
 from ipu_dynamo.passes.graph.builder import evaluate
 from ipu_dynamo.passes.kit import GraphPass
 
-_FIRST_OPTION: dict[Any, int] = {  # where the dim stands among the arguments, then the place
+_FIRST_OPTION: dict[Any, int] = {  # position of the argument `dim`; the place follows it
     aten.slice.Tensor: 1,
     aten.slice_scatter.default: 2,
     aten.slice_backward.default: 2,

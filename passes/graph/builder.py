@@ -42,7 +42,7 @@ def call_on(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
 
 
 def new_input(graph: fx.Graph, name: str, last: fx.Node | None) -> fx.Node:
-    """A placeholder behind the `last` one, or if there is none yet before all operators."""
+    """Insert a placeholder after the `last` one, or before all operators if there is none yet."""
     with graph.inserting_after(last) if last is not None else graph.inserting_before():
         node = graph.placeholder(identifier(name))
     node.target = node.name  # unique, as an argument of Python code has to be
@@ -70,7 +70,7 @@ def evaluate(node: fx.Node, origin: fx.Node | None = None) -> Any:
 
 
 def keep_group(convolution: fx.Node, *products: fx.Node) -> None:
-    """Let what takes the place of a convolution have its place in a group of convolutions."""
+    """Give the replacements of a convolution its place in a group of convolutions."""
     place = convolution.meta.pop(GROUP, None)
     for product in products if place else ():
         product.meta[GROUP] = place

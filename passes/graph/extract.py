@@ -55,7 +55,7 @@ class Subgraph:
         return self.inputs[name]
 
     def prune(self, can_go: Callable[[fx.Node], bool]) -> None:
-        """Erase what neither an operator nor an output reads, if it `can_go`, and such inputs."""
+        """Erase unread operators that `can_go`, and then unread inputs."""
         kept = set(self.outputs.values())
         for node in reversed(self.graph.nodes):
             if node.op != "placeholder" and not node.users and node not in kept and can_go(node):
@@ -85,7 +85,7 @@ class Extraction:
             self.value(node, index)
 
     def value(self, node: fx.Node, index: int) -> fx.Node:
-        """The node that stands for `node` in a piece: a copy, or an input."""
+        """Return the node for `node` in a piece: a copy, or an input."""
         copies = self.pieces[index].copies
         if node not in copies:
             copies[node] = self.make(node, index)

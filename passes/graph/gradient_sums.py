@@ -1,7 +1,7 @@
 """Take the sums of gradients apart, which autograd makes where a tensor is read several times.
 
-Where an accumulator is large, what computes a term adds it: a matrix product, the rows of a table,
-the loop of a serialised loss.
+If an accumulator is large, the operator of a term adds the term itself: a matrix product, the rows
+of a table, the loop of a serialised loss.
 """
 
 from operator import getitem

@@ -1,4 +1,4 @@
-"""Count the bytes that a micro-batch holds at its peak, beside variables and inputs."""
+"""Count the bytes that a micro-batch holds at its peak, without variables and inputs."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,14 +7,14 @@ from torch import fx
 from ipu_dynamo.capture.capture import BACKWARD, Joint
 from ipu_dynamo.ops.graph_queries import nbytes, owner
 
-Again = Mapping[fx.Node, Sequence[fx.Node]]  # backward operator: what to repeat right before it
+Again = Mapping[fx.Node, Sequence[fx.Node]]  # backward operator: nodes to repeat right before it
 _Value = tuple[fx.Node, bool]  # the owner of memory, and whether it is the owner's repetition
 
 
 def peak_bytes(capture: Joint, again: Again = {}) -> int:  # noqa: B006
     """The peak over a micro-batch, operator by operator in the graph's order.
 
-    A gradient of a parameter is forgotten once it is made: it goes to its accumulator.
+    A gradient of a parameter is freed once it is computed: it is added to its accumulator.
 
     Args:
         again: forward operators that are repeated for the backward pass.

@@ -18,8 +18,8 @@ from ipu_dynamo.passes.graph.builder import become, call, keep_group
 class InFloat:
     """The rewrite of one graph, operator by operator in graph order.
 
-    Invariant: `upcasts` has one conversion of a value for each stage and direction, so that what
-    travels between stages stays half as large.
+    Invariant: `upcasts` has one conversion of a value for each stage and direction, so that values
+    sent between stages stay half as large.
     """
 
     graph: fx.Graph

@@ -2,8 +2,8 @@
 
 Before   (%t, %g) = call @step0(%w, %x);  accumulate (%w..grad) += (%g)
 After    (%t) = call @step0(%w, %x, %w..grad), where aten.add_(%w..grad, %g) follows what makes %g
-Keeps    what every variable holds after each stage pass of a micro-batch, to the bit; the program,
-         beside which the result stands. Sums are written in the order of the instructions.
+Keeps    the value of every variable after each stage pass of a micro-batch, to the bit; the
+         program, next to the result. Sums are written in the order of the instructions.
 Source   design of this project: a gradient is read while it is in the cache, and not kept.
 """
 
@@ -54,7 +54,7 @@ class Joined:
 
 
 def plan(program: Program) -> list[Joined]:
-    """Decide what becomes one with which call. Reads the program only."""
+    """Decide which writes to join with which call. Reads the program only."""
     calls = program.numbered_calls()
     behind: dict[int, dict[int, Accumulate | WriteBuffer]] = {number: {} for number in calls}
     read: set[str | None] = set()
@@ -103,7 +103,7 @@ class _Writer:
         self.functions: dict[object, Function] = {}
 
     def call(self, joined: Joined) -> tuple[Call, Function]:
-        """The call that takes the place of one and its writes, and its function."""
+        """Return the call that replaces a call and its writes, and its function."""
         call, function = joined.call, named(self.program, joined.call.function)
         for name, node in zip(call.results, graph_outputs(function.graph), strict=True):
             if name is not None:
@@ -122,7 +122,7 @@ class _Writer:
         return replace(call, arguments=names, results=results), self.functions[key]
 
     def call_that_writes(self, joined: Joined) -> tuple[Call, Function]:
-        """A call behind one that writes buffers and computes nothing."""
+        """Return a call after another one that writes buffers and computes nothing."""
         names = self.further(joined.separate, ())
         layouts = {name: self.layout(name, joined.separate) for name in names}
         empty = fx.Graph()

@@ -1,4 +1,4 @@
-"""Say which replicas exchange tensors by each collective, and leave out what exchanges nothing.
+"""Give each collective its groups of replicas, and remove collectives that exchange nothing.
 
 With     replicas=4
 Before   %h = ipu.all_gather(%x: f32[2,3], 4, 0, False, False)

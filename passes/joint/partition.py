@@ -188,7 +188,7 @@ class _Cutter(Extraction):
         return self.pieces[index].take(before, value)
 
     def clone(self, node: fx.Node, index: int) -> fx.Node:
-        """Append a copy with memory of its own, dense also where `node` is expanded."""
+        """Append a copy in its own memory; it is dense even if `node` is expanded."""
         new = self.pieces[index].graph.call_function(aten.clone.default, (self.value(node, index),))
         new.meta = {"val": node.meta["val"].clone()}
         if "stack_trace" in node.meta:
@@ -208,8 +208,10 @@ class _Cutter(Extraction):
         self.writes[index].append(write)
 
     def deliver(self, node: fx.Node, taken: set[fx.Node]) -> str:
-        """Make a value that is returned to the host an output; give it memory of its own, unless
-        the caller wants aliases."""
+        """Make a value that is returned to the host an output.
+
+        It gets its own memory, unless the caller wants aliases.
+        """
         base = root(node)
         index = self.cut.place.get(node, min(self.cut.place.values(), default=0))
         outputs = self.pieces[index].outputs
@@ -284,7 +286,7 @@ class Partition(Pass):
 
 
 def _turns(slots: Mapping[fx.Node, int]) -> dict[fx.Node, int]:
-    """How many collectives stand on the path to each operator within its slot, itself counted."""
+    """Count the collectives on the path to each operator within its slot, itself included."""
     turns: dict[fx.Node, int] = {}
     for node, index in slots.items():
         within = (turns[source] for source in node.all_input_nodes if slots.get(source) == index)

@@ -1,4 +1,4 @@
-"""Begin the backward pass with a loss scale that may change, and count what becomes large.
+"""Begin the backward pass with a loss scale that may change, and count large gradients.
 
 With     variable=True, start=1.0, automatic=AutomaticLossScaling()
 Before   %s: f16[] = aten.full([], 8.0, dtype=torch.float16)  with meta["ipu.start"] = True
@@ -56,7 +56,7 @@ class ScaleLoss(GraphPass):
     Args:
         variable: the loss scale may change.
         start: first gradient of the backward pass at a loss scale of 1.
-        automatic: what to count for the next loss scale; None: nothing.
+        automatic: the numbers to count for the next loss scale; None: count nothing.
     """
 
     level = "joint"

@@ -7,9 +7,9 @@ After    %g = aten.mm(%a, %b)
          %h = aten.mm(%a, %b)
          return (%g, %h)
          %h  with meta["ipu.anchored"] = True
-Keeps    every value, to the bit. What later passes recognise stays as it is, so that the program
-         computes all else as it does without anchors: a product that adds itself to an accumulator
-         goes on doing so.
+Keeps    every value, to the bit. Patterns of later passes stay as they are, so that the program
+         computes all else as it does without anchors: a product that is added to an accumulator
+         in place stays so.
 Source   PopTorch user guide, "poptorch.Options.anchorTensor".
 """
 
@@ -58,7 +58,7 @@ def _separated(node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
 
 
 def _copy(node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
-    """A copy of `node` at the end of the graph, with the views between it and what computes it."""
+    """Copy `node` to the end of the graph, with the views between it and its operator."""
     looks = only_looks(node)
     plain = node.op == "call_function" and (looks or isinstance(node.target, OpOverload))
     if not plain or writes(node):

@@ -1,4 +1,4 @@
-"""Name the type of what engines make."""
+"""Name the type of the callables that engines make."""
 
 from collections.abc import Callable, Sequence
 

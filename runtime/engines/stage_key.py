@@ -75,7 +75,7 @@ def keyed(recipe: FunctionRecipe) -> FunctionRecipe:
 
 
 def _is_described(node: fx.Node) -> bool:
-    """Whether what `node` computes is known from its text."""
+    """Whether the text of `node` describes its computation completely."""
     if node.target is operator.getitem:
         return True
     return isinstance(node.target, OpOverload) and node.target.namespace in _KNOWN

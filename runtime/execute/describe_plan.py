@@ -24,9 +24,9 @@ def plan_of(
     """The plan of a form of a step.
 
     Args:
-        passes: titles and lines of what tasks do.
+        passes: titles and lines of the tasks.
         before, commit: the lines before and after these.
-        undone: what happens to a step that fails.
+        undone: the line about a step that fails.
     """
     kinds = tuple(dict.fromkeys(map(str, devices)))
     decisions = (*host.decisions, *_checks(engine, binding))

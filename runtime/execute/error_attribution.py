@@ -1,4 +1,4 @@
-"""Say which operator is behind a failure, with stage, instruction and source line."""
+"""Find the operator that caused a failure, with stage, instruction and source line."""
 
 from collections.abc import Sequence
 

@@ -47,13 +47,13 @@ class StepForm(Protocol):
     failed step to the executable, which settles it.
 
     Attributes:
-        commit: what makes each step complete or undone.
+        commit: makes each step complete or undone.
     """
 
     commit: Commit
 
     def prepare(self, hyperparameters: Hyperparameters) -> object:
-        """Choose what runs with these hyperparameters, or make it."""
+        """Choose the form of the step for these hyperparameters, or make it."""
 
     def run(self, steps: int, streams: HostStreams, observer: Observer) -> None:
         """Run the steps of a call with the hyperparameters that were prepared last.
@@ -64,7 +64,7 @@ class StepForm(Protocol):
         """
 
     def plan(self) -> HostPlan:
-        """Say what a step does, for the printed host program."""
+        """Describe a step for the printed host program."""
 
 
 class Iterations(Observer):
@@ -89,12 +89,12 @@ class Executable:
     call could not, and so does `whole`.
 
     Args:
-        host: what to run, as often as its loops say.
+        host: the program to run, as often as its loops say.
         tensors: for every variable, the tensor that holds it on the first replica; with a leading
             dimension over groups of replicas, where it has those. Replicated variables are shared
             by the replicas of all groups, or of theirs; the others are copied for each.
         engine: makes callables of the program's functions.
-        group_of: for each replica, the input group that it reads; empty: one of its own.
+        group_of: for each replica, the input group that it reads; empty: its own.
         seed: of the random streams, which `seed` and `step` determine.
         workers: at most so many threads; None is one for each IPU of every replica. One runs
             the micro-batches one after the other.
@@ -109,7 +109,7 @@ class Executable:
         program: the instructions of every IPU.
         batching: how the caller's tensors split into the micro-batches of the program's loops.
         step: device iterations completed since the seed was set, over all calls.
-        schedule: which worker runs what, in which order.
+        schedule: the actions of each worker, in order.
         timeline, records, transfers: set them to record the times of tasks, values of variables in
             the steps of a call, and the times of transfers; nothing else changes.
         memory: the values that the IPUs keep off the chip, and the bytes moved there and back.

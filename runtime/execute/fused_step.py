@@ -107,10 +107,10 @@ class FusedStep:
         engine: compiles the functions, one for each set of hyperparameters that are left out.
         drops: of every output, see `HostLink`.
         devices: of the IPUs.
-        fuse_again: gives what to run when others are left out; None: they never are.
+        fuse_again: fuses the step anew when others are left out; None: they never are.
 
     Attributes:
-        commit: what makes each step complete or undone.
+        commit: makes each step complete or undone.
         functions: one for each set of hyperparameters that are left out.
     """
 
@@ -171,7 +171,7 @@ class FusedStep:
         self._run(range(steps), streams, observer)
 
     def plan(self) -> HostPlan:
-        """Say what a step does, for the printed host program."""
+        """Describe a step for the printed host program."""
         now = self.now
         (lines,) = TaskWriter(now.binding, [now.instructions]).texts
         new = (

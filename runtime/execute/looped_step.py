@@ -56,7 +56,7 @@ def no_optimizer(gradients: Mapping[str, Tensor]) -> None:
 
 
 def from_host(run: Run, host: torch.device) -> Run:
-    """`run`, on hyperparameters that lie elsewhere."""
+    """Return `run` on hyperparameters copied from elsewhere."""
 
     def moved(arguments: list[Tensor]) -> Sequence[Tensor | None]:
         return run([argument.to(host) for argument in arguments])
@@ -80,7 +80,7 @@ class LoopedStep:
     """Steps whose micro-batches run one after another or on several workers, before their update.
 
     Args:
-        host: what to run, with the registers of `storage`.
+        host: the program to run, with the registers of `storage`.
         iterations: device iterations of a call.
         drops: of every output, see `HostLink`.
         devices: of the IPUs.
@@ -238,7 +238,7 @@ class LoopedStep:
                 self._storage.write_waiting()
 
     def plan(self) -> HostPlan:
-        """Say what a step does, for the printed host program."""
+        """Describe a step for the printed host program."""
         host, binding = self._host, self._loop.binding
         program, ran = host.inlined, binding.program
         cut, loop = sections(program), sections(ran).loop

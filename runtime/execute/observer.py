@@ -28,7 +28,7 @@ class Observer:
     Workers report received, sent, printed and task_ended from their own threads. The thread of the
     call reports all other events. An error that a method raises ends the call, as an error of the
     step does. A replayed step, which runs no Python, reports received, sent and task_ended after it
-    ends, with times of its own. Several such steps run without Python between them unless the
+    ends, with its own times. Several such steps run without Python between them unless the
     observer `needs_single_steps`.
 
     Micro-batches are numbered over the call and all replicas, in the order [D, A, R] of `Batching`.

@@ -83,7 +83,7 @@ def bind_loop(
         host: no update; its inputs are as many blocks along their `dim` as its loop runs, its
             outputs are joined along theirs, or summed.
         arguments: names of its variables and inputs, in calling order.
-        joined: for each output, a tensor with shape, strides, dtype and device of what results.
+        joined: for each output, a tensor with shape, strides, dtype and device of the result.
         workers: threads that run IPUs side by side.
 
     Returns:

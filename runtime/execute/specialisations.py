@@ -1,4 +1,4 @@
-"""Keep what runs for some hyperparameters, and make it when a step needs it.
+"""Keep the forms of a step for some hyperparameters, and make others when a step needs them.
 
 A step is specialised for facts about its hyperparameters. A fused function leaves out those that
 are zero. An update that was traced from Python is for the branches that its trace took. Whether

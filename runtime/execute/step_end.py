@@ -168,8 +168,11 @@ class StepEnd:
         self._prepare.append(lambda _: foreach_copy_(targets, sources))
 
     def _reduce(self, reduce: AllReduce | ReduceScatter) -> None:
-        """Sum into the tensors of each group's first replica, for all of them: also in shards,
-        which lie there one behind the other. The other replicas' tensors hold partial sums."""
+        """Sum into the tensors of each group's first replica, for the whole group.
+
+        Sums in shards are there, too, one shard after the other. The other replicas' tensors hold
+        partial sums.
+        """
         groups = reduce.groups or ReplicaGroups(self._replicas)
         sums = [
             [[self._tensors[name][replica] for name in reduce.values] for replica in members]
@@ -292,7 +295,7 @@ class StepEnd:
             self.lasting[name] = [self._tensors[name][replica] for replica in replicas]
 
     def _accumulators(self, names: Sequence[str]) -> list[Tensor]:
-        """The tensors on all replicas behind some names, and those that they are copies of."""
+        """Return the tensors of some names on all replicas, and the originals of copies."""
         all_names = [n for name in names for n in (name, self._origins.get(name, name))]
         return distinct([tensor for name in all_names for tensor in self._tensors[name]])
 

@@ -1,4 +1,4 @@
-"""Record which worker ran what when, and write it as a Chrome trace, which Perfetto opens."""
+"""Record the actions of workers with their times, and write a Chrome trace, for Perfetto."""
 
 import json
 from collections import Counter

@@ -95,7 +95,7 @@ class FunctionStep:
 
 
 class UpdateSteps:
-    """Makes of instructions what runs them.
+    """Makes callables of instructions.
 
     Args:
         tensors: for every variable and value, its tensor on each replica; gets computed values.

@@ -1,7 +1,7 @@
 """Clip gradients before an update: by the norm of all of them, or element by element.
 
 Clipping by a norm multiplies by a number c from 0 to 1. Updates divide by 1 / c together with their
-other divisors. So it costs the norm, and no pass over the gradients of its own.
+other divisors. So it costs the norm, but no further pass over the gradients.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from ipu_dynamo.ops.updates.update_functions import norm
 from ipu_dynamo.program import ClipGlobalNorm, ClipGradNorm
 from ipu_dynamo.runtime.update.gradient_scale import GradientScale
 
-_TORCH_EPSILON = 1e-6  # what torch.nn.utils.clip_grad_norm_ adds to a norm
+_TORCH_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ adds this to a norm
 
 
 class GradientNorms:

@@ -30,7 +30,7 @@ class HalfRounder:
         self._seed, self._step = seed, step
 
     def name(self, target: Tensor, name: str) -> None:
-        """Say what a tensor, which stays where it is in memory, draws by."""
+        """Name a tensor for its draws; it must stay at its place in memory."""
         digest = sha256(name.encode()).digest()
         self._keys[target.data_ptr()] = int.from_bytes(digest[:8], "little")
 

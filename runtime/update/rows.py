@@ -1,4 +1,4 @@
-"""Let tensors lie one behind the other in memory, so that an operator takes them as one vector."""
+"""Place tensors one after the other in memory, so that an operator takes them as one vector."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from ipu_dynamo.tune.costs import (
 
 
 def gains_in_a_row(parameter: Tensor) -> bool:
-    """Whether copying a parameter into a row, and back, takes less time than a call of its own."""
+    """Whether copying a parameter into a row, and back, takes less time than a separate call."""
     copied = COPIES_INTO_A_ROW * parameter.nbytes
     return copied < CALLING_A_TRACED_FUNCTION * UPDATE_BYTES_PER_SECOND
 
@@ -35,7 +35,7 @@ def zeros_in_a_row(likes: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
 
 
 def row_of(tensors: Sequence[Tensor]) -> Tensor | None:
-    """The vector that tensors are together, if they lie one behind the other in this order."""
+    """Return the vector of all tensors, if they are one after the other in this order."""
     first = tensors[0]
     memory, place = first.untyped_storage(), first.storage_offset()
     for tensor in tensors:

@@ -23,7 +23,7 @@ class TracedFactors:
     Args:
         run: the function of hyperparameters and counters.
         hyperparameters: group and place in there of each, with its dtype.
-        counters: what `write` gives their next values.
+        counters: tensors to which `write` copies the next counts.
         results: 0-dim tensors that `compute` writes.
     """
 
@@ -139,8 +139,9 @@ class TracedParameter:
 
 
 class JoinedUpdate:
-    """The update of many small parameters by one call: their elements are copied into a row, but
-    for gradients and states that lie in one.
+    """The update of many small parameters by one call.
+
+    Their elements are copied into a row, except gradients and states that are in one already.
 
     Args:
         run: the function for so many elements, which writes its arguments.

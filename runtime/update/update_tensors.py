@@ -81,7 +81,7 @@ class Batch:
     def _bind(
         self, tensor: Tensor, layout: Tensor, stores: tuple[list[Tensor], list[Tensor]] | None
     ) -> Tensor:
-        """`tensor` itself if it fits `layout`, else a buffer that stands for it.
+        """Return `tensor` itself if it fits `layout`, else a buffer for its values.
 
         `stores` gets the buffer, if it is to be written back.
         """
@@ -140,7 +140,7 @@ def batches(
 def new_states(rule: Rule, parameters: Sequence[Tensor]) -> dict[str, list[Tensor]]:
     """Make the states of parameters that step together: name -> one tensor per parameter.
 
-    A scalar state is one tensor that stands at every place of its list.
+    A scalar state is one tensor, repeated at every place of its list.
     """
     states: dict[str, list[Tensor]] = {}
     for name, shape, initial, dtype in rule.state_names():

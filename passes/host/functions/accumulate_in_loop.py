@@ -5,7 +5,7 @@ Before   %dx, %dw = ipu.serialized_loss_backward(...);  aten.add_(%w_grad, %dw')
 After    %dx = ipu.serialized_loss_backward_(..., %w_grad, True, True)
          ipu.accumulate_rows(%w_grad, %tokens, %rows)
 Keeps    shapes, dtypes, source lines; values up to the order of one sum. No gradient of the weight
-         exists beside the accumulator, and a tied embedding adds only the rows that it read.
+         exists besides the accumulator, and a tied embedding adds only the rows that it read.
 Source   PopTorch user guide, "poptorch.serializedMatMul": weights are updated part by part.
 """
 

@@ -37,7 +37,7 @@ from ipu_dynamo.program import Decision, HostProgram
 
 @dataclass(frozen=True, slots=True)
 class MatmulAccumulation:
-    """A term of a gradient that what computes it can add to, or store in, its accumulator.
+    """A term of a gradient whose operator can add it to its accumulator, or store it there.
 
     Args:
         write: stores or adds the term.

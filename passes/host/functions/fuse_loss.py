@@ -36,7 +36,7 @@ class Sweep:
     Args:
         loss: the loop that computes the loss.
         gradients: the loop that computes the gradients, and writes that of the weight.
-        earlier: operators behind `loss` that compute the gradient of its result, in order.
+        earlier: operators after `loss` that compute the gradient of its result, in order.
         blocks: of rows.
     """
 
@@ -49,8 +49,8 @@ class Sweep:
 def plan(graph: fx.Graph, *, all_sizes: bool = False) -> Sweep | None:
     """The first sweep of a function, where forward and backward pass are one; reads its graph only.
 
-    One sweep may stand in the way of another: each of two losses that are multiplied is the
-    gradient of the other.
+    One sweep may prevent another: each of two losses that are multiplied is the gradient of the
+    other.
 
     Args:
         all_sizes: also where blocks have few rows.
@@ -91,7 +91,7 @@ def _gradients(loss: fx.Node) -> fx.Node | None:
 
 
 def _earlier(loss: fx.Node, start: object) -> tuple[fx.Node, ...] | None:
-    """The operators behind `loss` that compute `start`; None where they cannot move before it."""
+    """Return the operators after `loss` that compute `start`; None: they cannot move before it."""
     assert isinstance(start, fx.Node)
     needed = set(_needed(start))
     nodes = list(loss.graph.nodes)

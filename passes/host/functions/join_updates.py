@@ -1,4 +1,4 @@
-"""Let the function of a traced update take many parameters, whose elements lie in a row.
+"""Let the function of a traced update take many parameters, whose elements are in one row.
 
 Before   (%weight', %state') = @piece(%weight: f32[4,3], %gradient, %state, %factor)
 After    the same for f32[1200], of a hundred such parameters

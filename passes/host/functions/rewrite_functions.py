@@ -64,7 +64,7 @@ def with_functions(
     """A program whose calls have other functions; equal ones are one, and keep a name of theirs.
 
     Args:
-        calls: by the number of each call, what takes its place: calls with their functions.
+        calls: by the number of each call its replacements: calls with their functions.
         without: numbers of instructions that are left out.
     """
     by_key: dict[str, Function] = {}

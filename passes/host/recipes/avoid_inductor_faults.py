@@ -1,4 +1,4 @@
-"""Run operator by operator what Inductor is known to compile wrongly.
+"""Run a function operator by operator if Inductor is known to compile it wrongly.
 
 Before   recipe step0: inductor, of %y = aten.index_add(%x, 0, %i, aten.mul(%x, 2))
 After    recipe step0: eager
@@ -177,7 +177,7 @@ def _sign_shows(node: fx.Node) -> bool:
 
 
 def _order(node: fx.Node) -> list[int]:
-    """The dimensions of a value, in the order in which they lie in memory."""
+    """Return the dimensions of a value in the order of its memory."""
     value = node.meta["val"]
     return sorted(range(value.dim()), key=lambda dim: (-value.stride(dim), dim))
 

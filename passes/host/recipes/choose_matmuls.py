@@ -76,7 +76,7 @@ def plan(
 def apply(
     function: Function, matmuls: Sequence[Matmul]
 ) -> tuple[Function, tuple[PrepackedWeight, ...]]:
-    """Replace matmuls in a copy of `function`; the packed weights are inputs behind its own."""
+    """Replace matmuls in a copy of `function`; the packed weights are inputs after its own."""
     graph, of = fx.Graph(), dict[fx.Node, fx.Node]()
     placeholders = list(function.graph.graph.find_nodes(op="placeholder"))
     for node in placeholders:

@@ -40,7 +40,7 @@ class Segment:
     """Operators that run together.
 
     Args:
-        loop: they are a loop and what picks its results; otherwise they are to be compiled.
+        loop: they are a loop and the selections of its results; others are to be compiled.
         inputs, outputs: nodes of the whole graph.
         graph: the operators; takes `inputs`, returns a tuple of `outputs`.
     """

@@ -1,4 +1,4 @@
-"""Begin the recipes of all functions: what runs them, and with how many threads.
+"""Begin the recipes of all functions: the engine, and the number of threads.
 
 Before   HostProgram(recipes={})
 After    HostProgram(

@@ -11,7 +11,7 @@ from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.tune.matmul_classes import MATMULS
 
 # Elementwise operators of whose arguments every value counts. `sign`, `clamp`, `maximum` or a mask
-# hide some: a trial could not tell whether a state was read once more behind its new value.
+# hide some: a trial could not show whether a state was read once more after its new value.
 _COUNTING = {
     overloads.packet
     for overloads in (
@@ -24,7 +24,7 @@ _ROUNDING = {aten.div.Tensor_mode, aten.div.Scalar_mode}
 
 
 def overwritten_states(graph: fx.Graph, count: int) -> tuple[int, ...]:
-    """Those of the first `count` inputs whose new values may take their memory.
+    """Return those of the first `count` inputs that may be overwritten by their new values.
 
     A step's new states are its first results. One loop of generated code may overwrite an old state
     with the new one if it reads each element just where it writes it. So both have the same layout,

@@ -1,4 +1,4 @@
-"""Rewrite recipes one by one: what passes on them have in common."""
+"""Rewrite recipes one by one: the shared part of passes on them."""
 
 from abc import abstractmethod
 from collections.abc import Sequence

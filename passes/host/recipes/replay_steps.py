@@ -28,7 +28,7 @@ def largest_matmul(graph: fx.Graph) -> int:
 
 
 class ReplaySteps(RecipePass):
-    """The pass. `forced`: False, if steps are not to be repeated whatever that gains."""
+    """The pass. `forced`: False, if steps must not be repeated, regardless of the gain."""
 
     choices = (False,)
 

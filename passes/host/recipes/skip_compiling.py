@@ -50,5 +50,5 @@ class SkipCompiling(RecipePass):
 
 
 def _worth_compiling(node: fx.Node) -> bool:
-    """Whether Inductor makes code of its own for an operator, and not a call of PyTorch's."""
+    """Whether Inductor generates code for an operator, instead of a call to PyTorch."""
     return not only_looks(node) and node.target not in _MATMULS

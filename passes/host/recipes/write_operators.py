@@ -17,7 +17,7 @@ def written(
     sources: list[fx.Node],
     of: Mapping[fx.Node, fx.Node],
 ) -> list[fx.Node | None]:
-    """The results of `compute(*given)`, whose operators stand for `node`, with its source line."""
+    """Insert the operators of `compute` for `node`, with its source line; return the results."""
     values = [source.meta["val"] for source in sources]
     off = torch.autocast("cpu", enabled=False)
     with tracing_here(), values[0].fake_mode, torch.no_grad(), off:

@@ -167,7 +167,7 @@ class _Fusing:
     def take(
         self, name: str, inputs: Mapping[str, fx.Node], variables: Mapping[str, Variable]
     ) -> fx.Node:
-        """A placeholder; what only the update reads has the layout of a gradient's accumulator."""
+        """Add a placeholder; one that only the update reads has an accumulator's layout."""
         node = self.graph.placeholder(f"a{len(self.values)}")
         if name in inputs:
             node.meta["val"] = inputs[name].meta["val"]
@@ -188,7 +188,7 @@ class _Fusing:
         return node
 
     def divide(self, update: Update, gradients: dict[str, fx.Node]) -> None:
-        """Let the gradients of an update be what its equations take."""
+        """Divide the gradients of an update as its equations need them."""
         if update.divisor != 1:
             for total in update.gradients:
                 gradients[total] = call_on(
@@ -223,7 +223,7 @@ class _Fusing:
         return product
 
     def own(self, new: fx.Node, old: fx.Node) -> fx.Node:
-        """The result for a variable: memory of its own, described in the variable's layout."""
+        """Return the result for a variable: in its own memory, with the variable's layout."""
         if owner(new).op == "placeholder":
             new = call_on(self.graph, aten.clone.default, new)
         if new.meta["val"].stride() != old.meta["val"].stride():

@@ -1,4 +1,4 @@
-"""Say what keeps a step and its update from being one function, and estimate gains and costs."""
+"""Say why a step and its update cannot be one function, and estimate gains and costs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

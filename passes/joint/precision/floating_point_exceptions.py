@@ -41,7 +41,7 @@ _COPIES = {aten.where.self, aten.masked_fill.Scalar, aten.masked_fill.Tensor}
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """What to check about a value: what its operator read, and how to compare."""
+    """A check of a value: the inputs of its operator, and how to compare."""
 
     value: fx.Node
     operands: tuple[fx.Node, ...]
@@ -101,7 +101,7 @@ def _kind(node: fx.Node) -> Kind:
 
 
 def _numbers(node: fx.Node) -> tuple[float, ...]:
-    """The Python numbers that stand for elements; a size or an index harms nothing."""
+    """Return the Python numbers in place of elements; sizes and indices among them are harmless."""
     leaves: list[Any] = pytree.tree_leaves((node.args, node.kwargs))
     return tuple(float(leaf) for leaf in leaves if isinstance(leaf, int | float))
 

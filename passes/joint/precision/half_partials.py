@@ -32,8 +32,8 @@ class HalfPartials(GraphPass):
 
     Args:
         chunk: elements of the reduction whose products are summed in float32.
-        matmuls, convolutions: which products are meant; a convolution in a group may have
-            partials of its own.
+        matmuls, convolutions: the kinds of products to rewrite; a convolution in a group may have
+            its own partials.
     """
 
     level = "joint"
@@ -117,7 +117,7 @@ def _added_matrix_by_vector(p: _Product) -> None:
 
 
 def _added_sum_of_matmuls(p: _Product) -> None:
-    """One product, whose reduction goes over the batch too."""
+    """Write one product that reduces over the batch, too."""
     a, b = p.args[1:3]
     count, rows, depth = a.meta["val"].shape
     side = p.op(aten.permute.default, a, [1, 0, 2])
@@ -177,7 +177,7 @@ def _convolution_backward(p: _Product) -> None:
 
 
 def _spread(dims: int, *sizes: Any) -> list[list[int]]:
-    """A size for every dimension, where one stands for all."""
+    """Return a size for every dimension; a single size is repeated for all."""
     return [list(s) * dims if len(s) == 1 else list(s) for s in sizes]
 
 

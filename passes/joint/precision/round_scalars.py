@@ -1,4 +1,4 @@
-"""Round Python numbers beside half-precision tensors, as the operators of PyTorch do on the CPU.
+"""Round Python numbers that meet half-precision tensors, as PyTorch's operators do on the CPU.
 
 Before   %y = aten.add(%x: f16[n], 0.3)
 After    %y = aten.add(%x, 0.300048828125)         # the float16 nearest to 0.3

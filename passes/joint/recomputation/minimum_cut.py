@@ -38,7 +38,7 @@ def repeatable(node: fx.Node) -> bool:
 def cheapest(
     graph: fx.Graph, stages: Container[int], kept: set[fx.Node], price: float
 ) -> set[fx.Node]:
-    """What to keep beside `kept`, when a byte costs `price` seconds."""
+    """Return the values to keep besides `kept`, when a byte costs `price` seconds."""
     network = nx.DiGraph()
     own = [node for node in values(graph, stages) if node not in kept]
     inside = set(own)
@@ -75,7 +75,7 @@ def most(
     that fits and the next one, the choice for the later operators is that of the lower price.
 
     Args:
-        peak: the bytes needed when some values are kept beside `kept`, at most `budget` for none.
+        peak: the bytes needed when some values are kept besides `kept`, at most `budget` for none.
     """
     own = [node for node in values(graph, stages) if node not in kept]
     least = peak(set())

@@ -23,7 +23,7 @@ def narrow_places(nodes: Sequence[fx.Node]) -> tuple[tuple[int, tuple[fx.Node, .
     """Where few bytes go from earlier forward operators to later ones.
 
     Returns:
-        For each place, behind which operator it is, and the values that cross it; in order. Of
+        For each place the operator before it, and the values that cross it; in order. Of
         neighbouring places with the same values there is only the first.
     """
     position = {node: index for index, node in enumerate(nodes)}

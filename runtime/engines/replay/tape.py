@@ -1,4 +1,4 @@
-"""Turn a recorded run into numbers: what to call, with which memory."""
+"""Turn a recorded run into numbers: the functions to call, and their memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ KERNEL, MATMUL = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """How many arguments and results of a step's function are what.
+    """The numbers of arguments and results of a step's function, by kind.
 
     Its arguments are states, constants, received values and further numbers. Its results are new
     states and sent values. Memory has numbers: states, new states, received, sent, constants,
@@ -67,7 +67,7 @@ class Tape:
 
     Args:
         calls: four numbers each: kind, address, how many pointers, the first operand.
-        operands: of a pointer, memory and bytes from its beginning; behind those of a matmul its
+        operands: of a pointer, memory and bytes from its beginning; after those of a matmul its
             strides and sizes.
         nbytes: of temporary memory.
         constants: tensors whose addresses are among the operands.
@@ -84,10 +84,10 @@ class Tape:
 
 
 def tape_of(recorded: Recorded, arguments: Sequence[Tensor], signature: Signature) -> Tape:
-    """What to repeat of a run with these arguments.
+    """Return the calls to repeat from a run with these arguments.
 
     Raises:
-        NotRecordedError: a value lies where a repetition has no memory for it.
+        NotRecordedError: a value is in memory that a repetition does not have.
     """
     places = _places(recorded, arguments, signature)
     temporary, nbytes = _temporary(recorded, places)
@@ -134,7 +134,7 @@ def tape_of(recorded: Recorded, arguments: Sequence[Tensor], signature: Signatur
 
 
 def last_read_where_written(tape: Tape, states: Sequence[int]) -> tuple[int, ...]:
-    """Those of some states that nothing reads behind the kernel which begins to write new ones."""
+    """Return the states without readers after the first kernel that writes their new values."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for number in range(0, len(tape.calls), 4):
@@ -174,7 +174,7 @@ def _places(
 def _temporary(
     recorded: Recorded, places: dict[int, tuple[int, int]]
 ) -> tuple[dict[int, int], int]:
-    """Where values lie that end with a step, by their storage, and how many bytes they take."""
+    """Place the temporary values of a step; return places by storage, and the bytes of all."""
     sizes: dict[int, int] = {}
     first: dict[int, int] = {}
     last: dict[int, int] = {}

@@ -17,7 +17,7 @@ from ipu_dynamo.errors import InputError
 from ipu_dynamo.program import Input, Output, Program
 from ipu_dynamo.program.schedule.sections import sections
 
-_ALIGNED = 64  # bytes: what PyTorch's allocator aligns tensors to
+_ALIGNED = 64  # bytes: alignment of tensors by PyTorch's allocator
 
 
 @dataclass(frozen=True)  # its counts are kept: every call asks for them
@@ -41,7 +41,7 @@ class Batching:
         """Read the numbers from the loops of `program`.
 
         Args:
-            group_of: for each replica, the input group that it reads; empty: one of its own.
+            group_of: for each replica, the input group that it reads; empty: its own.
 
         Raises:
             ValueError: there are more or fewer replicas.
@@ -126,7 +126,7 @@ class Batching:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """A copy in memory of its own, with the same strides."""
+    """Return a copy in its own memory, with the same strides."""
     span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     memory = tensor.as_strided((span if tensor.numel() else 0,), (1,)).clone()
     return memory.as_strided(tensor.shape, tensor.stride())

@@ -36,7 +36,7 @@ class HostStreams:
     """The inputs of a call, and the outputs that it has sent.
 
     Args:
-        received: for each receive, what every micro-batch gets, in the order [D, A, R].
+        received: for each receive, the values of all micro-batches, in the order [D, A, R].
         sent: for each output stream, its values, or the function that prints them.
         home: the device of the results: that of the first input, or the first IPU's.
         seed: of the random streams.

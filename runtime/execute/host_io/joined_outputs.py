@@ -1,4 +1,4 @@
-"""Join what micro-batches send to an output, as they send it."""
+"""Join the values that micro-batches send to an output, as they arrive."""
 
 from collections.abc import Sequence
 

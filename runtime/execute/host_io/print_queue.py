@@ -40,7 +40,7 @@ class PrintQueue(Observer):
                 self._next = (place[0] + 1, 0) if last else (place[0], place[1] + 1)
 
     def call_ended(self, streams: HostStreams, complete: bool) -> None:
-        """Print all that waits, in order: what should come before it never comes."""
+        """Print all waiting values, in order: the missing ones before them never come."""
         with self._lock:
             for place in sorted(self._waiting):
                 self._printings[place[1]](self._waiting.pop(place))

@@ -1,4 +1,4 @@
-"""Time on the host's clock what passes between host and IPUs in a call.
+"""Time the transfers between host and IPUs in a call, on the host's clock.
 
 A micro-batch's inputs pass when its first task takes them, and its outputs when its last task has
 left them to the host. Source: PopTorch user guide, "Obtaining profiling information", latencies.

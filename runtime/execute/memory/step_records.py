@@ -1,4 +1,4 @@
-"""Keep what variables hold before and after the updates of a call's steps."""
+"""Keep the values of variables before and after the updates of a call's steps."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field

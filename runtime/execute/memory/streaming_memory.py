@@ -1,5 +1,7 @@
-"""Hold in host memory what leaves the IPUs, and count the bytes of every transfer; count too what
-replicas get from each other."""
+"""Hold values that leave the IPUs in host memory, and count the bytes of every transfer.
+
+Transfers between replicas are counted, too.
+"""
 
 from typing import NamedTuple
 
@@ -20,11 +22,11 @@ class Kept(NamedTuple):
 
 
 class StreamingMemory:
-    """The memory beside the IPUs of all replicas.
+    """The memory next to the IPUs of all replicas.
 
-    Invariant: `traffic` is what all transfers so far have moved. IPUs that are this machine's
-    processor share its memory, so a transfer to or from them copies nothing. Nor does one between
-    replicas: the shards of a variable lie one behind the other in one tensor.
+    Invariant: `traffic` counts all transfers so far. IPUs that are this machine's processor share
+    its memory, so a transfer to or from them copies nothing. A transfer between replicas copies
+    nothing, either: the shards of a variable are one after the other in one tensor.
     """
 
     def __init__(self) -> None:
@@ -42,16 +44,18 @@ class StreamingMemory:
         return kept.tensor.to(kept.device if device is None else device)
 
     def fetch(self, variable: Tensor, shards: int = 1) -> None:
-        """Bring a variable, or a replica's shard of it, to the chip. It lies in host memory all
-        the time."""
+        """Count a load of a variable, or of a replica's shard, to the chip.
+
+        The variable is in host memory all the time.
+        """
         self._count(Traffic(loaded=_shard(variable, shards)))
 
     def write_back(self, variable: Tensor, shards: int = 1) -> None:
-        """Take a variable, or a replica's shard of it, off the chip again, changed."""
+        """Count the write of a changed variable, or of a replica's shard, off the chip again."""
         self._count(Traffic(stored=_shard(variable, shards)))
 
     def gather(self, variable: Tensor, shards: int) -> None:
-        """Give a replica the shards of a variable that others have."""
+        """Count the bytes of a variable's shards that a replica gets from the others."""
         self._count(Traffic(gathered=(shards - 1) * _shard(variable, shards)))
 
     def scatter(self, value: Tensor, shards: int) -> None:

@@ -35,7 +35,7 @@ class MicroBatchLoop:
     """The micro-batches between two updates; all of a call, when there are none.
 
     Args:
-        program: what runs, with the registers of `storage`.
+        program: the program to run, with the registers of `storage`.
         stages: of its functions.
         drops: of every output, see `HostLink`.
         threads: intra-op threads of each worker; None is torch's number.
@@ -44,7 +44,7 @@ class MicroBatchLoop:
         deferred: where gradients are returned by calls, and added in the order of micro-batches.
 
     Attributes:
-        binding: what instructions stand for.
+        binding: registers and callables of the instructions.
     """
 
     def __init__(

@@ -12,8 +12,8 @@ from ipu_dynamo.runtime.engines.stage_key import keyed
 from ipu_dynamo.runtime.execute.error_attribution import explain
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding, Failed, TaskWriter
 
-# A stage pass of one micro-batch, given its registers, its number in the call, what every stream
-# brings, and where every output goes.
+# A stage pass of one micro-batch, given its registers, its number in the call, the values of every
+# input stream, and the places of every output.
 Task = Callable[[list[Any], int, Sequence[Sequence[Any]], Sequence[Any]], None]
 Stages = Mapping[str, tuple[FunctionRecipe, Stage]]
 _ARGUMENTS = "r, k, received, sent"

@@ -45,7 +45,7 @@ class ReplicaExchange:
         self._held.setdefault(number, empty).given[replica] = value
 
     def take(self, place: int) -> Tensor:
-        """The result of a replica, in memory of its own."""
+        """Return the result of a replica, in its own memory."""
         number, replica = divmod(place, self.replicas)
         held, groups = self._held[number], self.collective.groups or ReplicaGroups(self.replicas)
         members = groups.members(self.replicas)[groups.of(self.replicas)[replica]]

@@ -65,7 +65,7 @@ class Binding:
     Args:
         registers: by name.
         kept: registers that outlive a micro-batch.
-        stages: of every function, how it was made and what to call.
+        stages: of every function, its recipe and its callable.
         failed: the error for that of a call, given the call's number, its arguments, unless these
             are gone, and the micro-batch.
         received: for every value that is received, its place in `received`; the others are in

@@ -141,7 +141,7 @@ class _Progress:
         return self._until(lambda: needed <= self.sent, reports)
 
     def tell_all(self, micro_batches: int, reports: Reports) -> None:
-        """Tell of all micro-batches, as they become complete."""
+        """Report all micro-batches, as they become complete."""
         self._until(lambda: reports.told == micro_batches, reports)
 
     def _until(self, ready: Callable[[], bool], reports: Reports | None) -> bool:

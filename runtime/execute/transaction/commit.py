@@ -7,8 +7,8 @@ One state machine serves all forms of a step:
     complete, pending --rebind--> pending             a step without Python in it, complete at once
     pending --settle--> complete                      the stored tensors have their values
 
-A step that writes variables in place opens, votes, and writes what lasts. A step that computes new
-values elsewhere rebinds the variables to these, in one assignment. Their stored tensors get the
+A step that writes variables in place opens, votes, and writes lasting ones. A step that computes
+new values elsewhere rebinds the variables to these, in one assignment. Their stored tensors get the
 values when the call ends.
 """
 
@@ -164,7 +164,7 @@ class Commit:
         self._state = after, self._state[1], None
 
     def write(self, write: Callable[[], None], steps: int) -> None:
-        """Write what lasts, with signals deferred. The step counts as so many.
+        """Write lasting variables, with signals deferred. The step counts as so many.
 
         Raises:
             UpdateError: `write` has failed.

@@ -1,7 +1,7 @@
 """Restore memory that an incomplete step has written in place.
 
 A step writes working memory first: running statistics, and sums of gradients. Its *commit* writes
-what lasts: parameters, the optimiser's states, the loss scale.
+the lasting variables: parameters, the optimiser's states, the loss scale.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
