@@ -12,7 +12,7 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Capture, Traced
 from ipu_dynamo.capture.update.record_update import RecordedUpdate
-from ipu_dynamo.ops.graph_queries import writes
+from ipu_dynamo.ops.graph_queries import draws, writes
 from ipu_dynamo.ops.marks.convolution_groups import begin_convolutions, end_convolutions
 from ipu_dynamo.ops.marks.markers import (
     begin_block,
@@ -21,7 +21,6 @@ from ipu_dynamo.ops.marks.markers import (
     recomputation_checkpoint_op,
 )
 from ipu_dynamo.ops.marks.overlap import overlap_input_op, overlap_output_op
-from ipu_dynamo.passes.joint.random_numbers.counter_random import draws
 from ipu_dynamo.passes.levels import Level, Partitioned
 from ipu_dynamo.passes.update_levels import UpdateFunctions, UpdateGraphs
 from ipu_dynamo.program import Program, graph_outputs

@@ -192,6 +192,11 @@ class Partitioned:
         return read
 
     @property
+    def named(self) -> set[str]:
+        """The names of what parts take and make."""
+        return {name for part in self.parts for name in (*part.inputs, *part.outputs)}
+
+    @property
     def types(self) -> dict[str, TensorType]:
         """The types of what parts make, by name."""
         return {

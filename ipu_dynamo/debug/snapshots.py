@@ -10,8 +10,9 @@ from torch import Tensor, fx
 from ipu_dynamo.capture.capture import BACKWARD, Capture, Joint, OutputRole, Placeholder, Traced
 from ipu_dynamo.debug.values import kept
 from ipu_dynamo.ops.aten import aten
+from ipu_dynamo.ops.graph_queries import draws
 from ipu_dynamo.ops.private.node_meta import CUSTOM
-from ipu_dynamo.passes.joint.random_numbers.counter_random import draws
+from ipu_dynamo.passes.graph.extract import copied, copy_of
 from ipu_dynamo.passes.levels import Model, Partitioned
 from ipu_dynamo.program import HostProgram, Program
 
@@ -102,17 +103,12 @@ class PassWatcher:
 
 
 def _copied_parts(partitioned: Partitioned) -> Partitioned:
-    parts = []
-    for part in partitioned.parts:
-        graph = fx.Graph()
-        graph.output(graph.graph_copy(part.graph.graph, {}))
-        parts.append(replace(part, graph=fx.GraphModule(part.graph, graph)))
-    return replace(partitioned, parts=tuple(parts))
+    parts = tuple(replace(part, graph=copy_of(part.graph)) for part in partitioned.parts)
+    return replace(partitioned, parts=parts)
 
 
 def _copy(capture: Capture, made_by: str, start: float) -> Snapshot:
-    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    graph.output(graph.graph_copy(capture.graph.graph, copies))
+    graph, copies = copied(capture.graph.graph)
     roles = {copies[node]: role for node, role in capture.roles().items()}
     for node, role in capture.roles().items():
         if role.kind == "tangent":

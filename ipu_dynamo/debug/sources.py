@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import fx
 
+from ipu_dynamo.ops.graph_queries import needed_for
 from ipu_dynamo.passes.graph.extract import subgraph
 
 _HEADER = {"device": "from torch import device", "inf": "inf = math.inf", "nan": "nan = math.nan"}
@@ -27,7 +28,9 @@ def cut(
     """
     targets = target if isinstance(target, tuple) else (target,)
     original = targets[0].graph
-    needed = set(original.nodes) if whole else _needed(targets, stops)
+    needed = set(original.nodes)
+    if not whole:
+        needed = needed_for(targets, lambda node: node not in stops or node in targets)
     last = max(list(original.nodes).index(node) for node in targets)
     inside = [node for node in list(original.nodes)[: last + 1] if node in needed]
     stopping = set() if whole else set(stops).difference(targets)
@@ -37,18 +40,6 @@ def cut(
     results = tuple(copies[node] for node in targets)
     graph.output(results if isinstance(target, tuple) else results[0])
     return graph, inputs
-
-
-def _needed(targets: tuple[fx.Node, ...], stops: Collection[fx.Node]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    waiting = list(targets)
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            if node not in stops or node in targets:
-                waiting += node.all_input_nodes
-    return found
 
 
 def python(graph: fx.Graph, name: str) -> tuple[str, list[str]]:

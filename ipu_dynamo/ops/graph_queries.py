@@ -3,6 +3,7 @@
 One answer for capture, passes, engines and the debugger. `_schema` is the one private name here.
 """
 
+from collections.abc import Callable, Iterable
 from operator import getitem
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import fx
 
 from ipu_dynamo.ops.aten import aten
+from ipu_dynamo.ops.bodies import bodies_of
 from ipu_dynamo.ops.private.graphs import OpOverload, schema_of
 
 UNFILLED = frozenset(  # a copy follows; until then their memory holds anything
@@ -80,13 +82,62 @@ def owner(node: fx.Node) -> fx.Node:
     return node
 
 
+def needed_for(
+    nodes: Iterable[fx.Node], through: Callable[[fx.Node], bool] = lambda node: True
+) -> set[fx.Node]:
+    """Collect `nodes` and all that they are computed from.
+
+    Args:
+        through: whether to go on from a node to what it reads.
+    """
+    needed, pending = set[fx.Node](), list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in needed:
+            needed.add(node)
+            pending += node.all_input_nodes if through(node) else ()
+    return needed
+
+
+def depending_on(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Collect `nodes` and all that is computed from them."""
+    depending, pending = set[fx.Node](), list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in depending and node.op != "output":
+            depending.add(node)
+            pending += node.users
+    return depending
+
+
+def may_draw(node: fx.Node) -> bool:
+    """Whether the operator of `node` draws random numbers of PyTorch's generator, at least for
+    some arguments."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def draws(node: fx.Node) -> bool:
+    """Whether `node`, or a body that it runs, draws random numbers of PyTorch's generator.
+    Attention without dropout does not."""
+    if any(draws(inner) for body in bodies_of(node) for inner in body.graph.graph.nodes):
+        return True
+    if not (isinstance(node.target, OpOverload) and may_draw(node)):
+        return False
+    names = [argument.name for argument in schema_of(node.target).arguments]
+    if "dropout_p" not in names:
+        return True
+    place = names.index("dropout_p")
+    probability = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+    return bool(probability != 0.0)
+
+
 def makes_constant(node: fx.Node) -> bool:
     """Whether `node` computes the same small tensor every time, from no tensor at all."""
     return (
         isinstance(node.target, OpOverload)
         and not node.all_input_nodes
         and not node.is_impure()
-        and torch.Tag.nondeterministic_seeded not in node.target.tags
+        and not may_draw(node)
     )
 
 

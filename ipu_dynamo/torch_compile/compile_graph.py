@@ -30,6 +30,7 @@ from ipu_dynamo.ops.marks.markers import begin_block
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.ops.private.node_meta import DESC
 from ipu_dynamo.options import Options
+from ipu_dynamo.passes.graph.extract import copied
 from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.levels import Directions
@@ -193,13 +194,11 @@ def _compile_alone(
 
 def _copied(gm: fx.GraphModule) -> fx.GraphModule:
     """A graph and the bodies in it, with the tensors of the original."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(gm.graph, {}))
-    copied = fx.GraphModule(gm, graph)
-    for name, body in copied.named_children():
+    copy = fx.GraphModule(gm, copied(gm.graph)[0])
+    for name, body in copy.named_children():
         if isinstance(body, fx.GraphModule):
-            setattr(copied, name, _copied(body))
-    return copied
+            setattr(copy, name, _copied(body))
+    return copy
 
 
 def _fall_back(

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.capture.private.aot import InputMutationAOTOutput, TangentAOTInput
 from ipu_dynamo.ops.aten import aten
-from ipu_dynamo.ops.graph_queries import is_view
+from ipu_dynamo.ops.graph_queries import depending_on, is_view
 from ipu_dynamo.ops.private.node_meta import DESC, POLICY
 from ipu_dynamo.passes.aot.keep_draws import AGAIN
 from ipu_dynamo.passes.kit import GraphPass
@@ -89,20 +89,8 @@ def unrepeatable(graph: fx.Graph, changed: Iterable[fx.Node]) -> list[fx.Node]:
 def after_tangents(graph: fx.Graph) -> set[fx.Node]:
     """The gradients that a graph of AOTAutograd gets, and all that is computed from them."""
     inputs = graph.find_nodes(op="placeholder")
-    return _behind(node for node in inputs if isinstance(node.meta.get(DESC), TangentAOTInput))
+    return depending_on(node for node in inputs if isinstance(node.meta.get(DESC), TangentAOTInput))
 
 
 def _is_needed_again(node: fx.Node, backward: Collection[fx.Node]) -> bool:
-    return node.meta.get(POLICY) in AGAIN and not _behind([node]).isdisjoint(backward)
-
-
-def _behind(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """`nodes`, and all that is computed from them."""
-    behind: set[fx.Node] = set()
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        if node not in behind and node.op != "output":
-            behind.add(node)
-            pending += node.users
-    return behind
+    return node.meta.get(POLICY) in AGAIN and not depending_on([node]).isdisjoint(backward)

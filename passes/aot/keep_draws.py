@@ -27,6 +27,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ipu_dynamo.capture.capture import BACKWARD
 from ipu_dynamo.capture.private.aot import budget_of_memory
 from ipu_dynamo.ops.aten import aten
+from ipu_dynamo.ops.graph_queries import may_draw
 from ipu_dynamo.ops.private.node_meta import POLICY
 from ipu_dynamo.passes.kit import GraphPass
 
@@ -45,7 +46,7 @@ class KeepDraws(GraphPass):
         return [
             node
             for node in graph.nodes
-            if draws(node)
+            if may_draw(node)
             and (policy := node.meta.get(POLICY)) != CheckpointPolicy.MUST_SAVE
             and (policy in AGAIN or (any_of_them and not node.meta.get(BACKWARD)))
         ]
@@ -55,11 +56,6 @@ class KeepDraws(GraphPass):
             _apply_mask(node)
         for value in (node, *_parts(node)):
             value.meta[POLICY] = CheckpointPolicy.MUST_SAVE
-
-
-def draws(node: fx.Node) -> bool:
-    """Whether a node draws random numbers from PyTorch's generator."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _parts(node: fx.Node) -> list[fx.Node]:

@@ -13,6 +13,7 @@ Source   `torch.fx.Graph.eliminate_dead_code`.
 from torch import fx
 
 from ipu_dynamo.capture.capture import Joint
+from ipu_dynamo.ops.graph_queries import needed_for
 from ipu_dynamo.ops.marks.markers import recomputation_checkpoint_op
 from ipu_dynamo.passes.kit import GraphPass
 
@@ -34,11 +35,7 @@ def idle_marks(graph: fx.Graph) -> list[fx.Node]:
     """The marks on values that nothing else needs. Reads the graph only."""
     marks = list(graph.find_nodes(op="call_function", target=recomputation_checkpoint_op))
     needed = set(filter(_has_effects, graph.nodes)).difference(marks)
-    todo = [*needed, graph.output_node()]
-    while todo:
-        sources = set(todo.pop().all_input_nodes) - needed
-        needed |= sources
-        todo += sources
+    needed = needed_for([*needed, graph.output_node()])
     return [mark for mark in marks if mark.args[0] not in needed]
 
 

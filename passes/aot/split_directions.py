@@ -20,8 +20,8 @@ Source   PyTorch's functorch: `min_cut_rematerialization_partition`, `default_pa
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.capture.private.aot import Cutting, cut_directions
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.ops.graph_queries import may_draw
 from ipu_dynamo.ops.private.node_meta import TAG, direction_tag
-from ipu_dynamo.passes.aot.keep_draws import draws
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.levels import Directions
 
@@ -51,7 +51,7 @@ class SplitDirections(Pass):
         forward, backward = graphs
         for node in backward.graph.nodes:
             if node.meta.get(BACKWARD) is False:
-                if draws(node):
+                if may_draw(node):
                     raise CompileError(
                         "a memory budget makes the backward pass draw other random numbers than "
                         "the forward pass",

@@ -116,6 +116,18 @@ class Extraction:
         return name
 
 
+def copied(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    """Copy a whole graph; the second result maps its nodes to their copies."""
+    copy, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    copy.output(copy.graph_copy(graph, copies)).meta = dict(graph.output_node().meta)
+    return copy, copies
+
+
+def copy_of(module: fx.GraphModule) -> fx.GraphModule:
+    """Copy a module with its graph; the copy shares tensors and fake values."""
+    return module_of(copied(module.graph)[0], module)
+
+
 def subgraph(
     nodes: Sequence[fx.Node],
     inputs: Sequence[fx.Node],

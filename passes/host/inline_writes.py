@@ -17,7 +17,8 @@ from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.graph.add_writes import GraphWrite, add_writes, drop_own_memory
 from ipu_dynamo.passes.graph.builder import new_input
-from ipu_dynamo.passes.host.functions.rewrite_functions import copy_of, named, with_functions
+from ipu_dynamo.passes.graph.extract import copy_of
+from ipu_dynamo.passes.host.functions.rewrite_functions import with_functions
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import (
     Accumulate,
@@ -104,7 +105,7 @@ class _Writer:
 
     def call(self, joined: Joined) -> tuple[Call, Function]:
         """Return the call that replaces a call and its writes, and its function."""
-        call, function = joined.call, named(self.program, joined.call.function)
+        call, function = joined.call, self.program.function(joined.call.function)
         for name, node in zip(call.results, graph_outputs(function.graph), strict=True):
             if name is not None:
                 self.values[name] = node.meta["val"]

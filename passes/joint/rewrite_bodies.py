@@ -22,6 +22,7 @@ from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.bodies import Body, bodies_of
 from ipu_dynamo.ops.control_flow import rename
 from ipu_dynamo.ops.private.graphs import module_of
+from ipu_dynamo.passes.graph.extract import copied
 from ipu_dynamo.passes.joint.precision.stochastic_rounding import computing_in_half, rounding
 from ipu_dynamo.passes.kit import GraphPass, Pass
 from ipu_dynamo.program.ir.function import body_of
@@ -75,9 +76,8 @@ class RewriteBodies(GraphPass):
 
 def as_capture(body: Body) -> Joint:
     """A copy of a body's graph, as passes take it."""
-    graph = fx.Graph()
-    result = graph.output(graph.graph_copy(body.graph.graph, {}))
-    result.meta = {"val": None}
+    graph, _ = copied(body.graph.graph)
+    graph.output_node().meta = {"val": None}
     for node in graph.nodes:
         node.meta = dict(node.meta)
         node.meta.setdefault(BACKWARD, False)

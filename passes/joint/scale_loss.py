@@ -29,7 +29,7 @@ from ipu_dynamo.capture.capture import (
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.aten import aten
-from ipu_dynamo.ops.graph_queries import is_view
+from ipu_dynamo.ops.graph_queries import depending_on, is_view
 from ipu_dynamo.options import AutomaticLossScaling
 from ipu_dynamo.passes.graph.builder import become, call
 from ipu_dynamo.passes.graph.upcast import is_half
@@ -94,10 +94,7 @@ def plan(graph: fx.Graph, begin: fx.Node, automatic: AutomaticLossScaling) -> li
     Raises:
         NothingToWatch: there are none.
     """
-    reached = {begin}
-    for node in graph.nodes:
-        if node.op == "call_function" and reached.intersection(node.all_input_nodes):
-            reached.add(node)
+    reached = depending_on([begin])
     products = automatic.watch == "products"
     starts = [
         node

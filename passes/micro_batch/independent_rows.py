@@ -17,9 +17,9 @@ from torch.fx.node import map_arg
 
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.aten import aten
+from ipu_dynamo.ops.graph_queries import draws
 from ipu_dynamo.ops.precision import half_partial_sums
 from ipu_dynamo.ops.private.graphs import OpOverload
-from ipu_dynamo.passes.joint.random_numbers.counter_random import draws
 from ipu_dynamo.passes.micro_batch.batch_table import (
     RULES,
     OperatorCall,
@@ -62,7 +62,7 @@ def rows_of_results(program: Program) -> dict[str, int]:
             elif move.value in values:
                 values[move.result] = values[move.value]
         if isinstance(instruction, Call):
-            (function,) = (f for f in program.functions if f.name == instruction.function)
+            function = program.function(instruction.function)
             arguments = [values.get(name, Kind.REPLICATE) for name in instruction.arguments]
             placed = _through(function, arguments, rows)
             named = zip(instruction.results, placed, strict=True)

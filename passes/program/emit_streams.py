@@ -16,8 +16,8 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, STREAMED, Joint, Placeholder
 from ipu_dynamo.ops.aten import aten
+from ipu_dynamo.ops.graph_queries import draws
 from ipu_dynamo.options import Options
-from ipu_dynamo.passes.joint.random_numbers.counter_random import draws
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.levels import Partitioned
 from ipu_dynamo.program import Input, Output, Returns, TensorType

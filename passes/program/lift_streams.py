@@ -21,6 +21,7 @@ from ipu_dynamo.capture.capture import Joint, Placeholder
 from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.graph.builder import call, new_input
+from ipu_dynamo.passes.graph.extract import copied
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import STREAM, WORDS, offset
 from ipu_dynamo.passes.joint.random_numbers.counter_random import key_input
 from ipu_dynamo.passes.kit import Pass
@@ -53,9 +54,7 @@ def lift(original: fx.GraphModule) -> Lifted:
     """A copy of a part's graph that takes its streams."""
     if not any(STREAM in node.meta for node in original.graph.nodes):
         return Lifted(original, ())
-    graph = fx.Graph()
-    result = graph.output(graph.graph_copy(original.graph, {}))
-    result.meta = dict(original.graph.output_node().meta)
+    graph, _ = copied(original.graph)
     words = [node for node in graph.nodes if STREAM in node.meta]
     draws = [list(group) for _, group in groupby(words, lambda node: node.meta[STREAM][1])]
     streams = tuple(draw[0].meta[STREAM][1] for draw in draws)

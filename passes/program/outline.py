@@ -29,7 +29,7 @@ from ipu_dynamo.ops.serialized_loss import serialized_loss
 from ipu_dynamo.options import Outlining
 from ipu_dynamo.passes.graph.add_writes import GraphWrite, add_writes
 from ipu_dynamo.passes.graph.builder import new_input
-from ipu_dynamo.passes.graph.extract import Cut, Extraction, Subgraph
+from ipu_dynamo.passes.graph.extract import Cut, Extraction, Subgraph, copied
 from ipu_dynamo.passes.graph.repeats import LEAST, Run, find_runs
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import STREAM
 from ipu_dynamo.passes.kit import Pass
@@ -127,9 +127,7 @@ def plan_pure(part: Part, worth: float) -> list[Blocks]:
 
 def _with_writes(part: Part) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
     """A copy of a part's graph that writes in place, and what its nodes are copies of."""
-    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    result = graph.output(graph.graph_copy(part.graph.graph, copies))
-    result.meta = dict(part.graph.graph.output_node().meta)
+    graph, copies = copied(part.graph.graph)
     values = dict(zip(part.outputs, graph_outputs(part.graph), strict=True))
     targets: dict[str, fx.Node] = {}
     last = next(reversed(list(graph.find_nodes(op="placeholder"))), None)
@@ -326,7 +324,7 @@ class Outline(Pass):
         if self.mode is False:
             return partitioned
         worth = _WORTH_A_CALL if self.mode == "auto" else 0.0
-        taken = {name for part in partitioned.parts for name in (*part.inputs, *part.outputs)}
+        taken = partitioned.named
         parts: list[Part] = []
         for part in partitioned.parts:
             pieces = outline_part(part, worth, taken)

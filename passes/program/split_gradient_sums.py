@@ -99,7 +99,7 @@ class SplitGradientSums(Pass):
         capture = partitioned.capture
         values = {role.name: node.meta["val"] for node, role in capture.roles().items()}
         read = partitioned.reads
-        taken = {name for part in partitioned.parts for name in (*part.inputs, *part.outputs)}
+        taken = partitioned.named
         taken.update(role.name for role in capture.placeholders)
         parts = [_split(part, plan(part, read, values), taken) for part in partitioned.parts]
         if all(one is other for one, other in zip(parts, partitioned.parts, strict=True)):

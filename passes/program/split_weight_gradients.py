@@ -14,6 +14,7 @@ from itertools import groupby
 
 from torch import fx
 
+from ipu_dynamo.ops.graph_queries import needed_for
 from ipu_dynamo.passes.graph.extract import Cut, Extraction, Subgraph
 from ipu_dynamo.passes.graph.gradient_sums import loop_of
 from ipu_dynamo.passes.joint.partition import repeated
@@ -142,10 +143,7 @@ def _renamed(write: PartWrite, stage: int) -> PartWrite:
 
 def _needed(nodes: list[fx.Node], results: set[fx.Node]) -> set[fx.Node]:
     """Return the nodes that `results` need; all others are for accumulators only."""
-    needed = set(results)
-    for node in reversed(nodes):
-        if node in needed:
-            needed.update(node.all_input_nodes)
+    needed = needed_for(results)
     for node in nodes:  # an operator with several results is not computed twice
         if node.target is operator.getitem and node.args[0] in needed:
             needed.add(node)

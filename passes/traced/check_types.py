@@ -18,6 +18,7 @@ from torch.fx.node import map_arg
 from ipu_dynamo.capture.capture import Placeholder, Traced
 from ipu_dynamo.capture.private.tracing import autocast_again, autocasts, outside_modes
 from ipu_dynamo.errors import CompileError, source_line
+from ipu_dynamo.ops.graph_queries import may_draw
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.kit import Pass
 
@@ -80,7 +81,7 @@ def _may_be_refused(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten":
         return False
-    if torch.Tag.nondeterministic_seeded in target.tags:
+    if may_draw(node):
         return False
     values = [v for n in node.all_input_nodes if isinstance(v := n.meta.get("val"), Tensor)]
     if not values or len(values) < len(node.all_input_nodes):

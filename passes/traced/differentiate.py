@@ -60,7 +60,7 @@ from ipu_dynamo.capture.private.tracing import fake_mode_of, shape_of_values
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.control_flow import hold_bodies
-from ipu_dynamo.ops.graph_queries import writes, written_arguments
+from ipu_dynamo.ops.graph_queries import needed_for, writes, written_arguments
 from ipu_dynamo.ops.marks.markers import gradient_op
 from ipu_dynamo.ops.private.graphs import FakeTensorMode, OpOverload, module_of
 from ipu_dynamo.passes.aot.read_stages import is_backward
@@ -201,7 +201,8 @@ class Differentiate(Pass):
                 [OutputRole("value", "loss"), *capture.outputs],
             )
         loss, differentiable = capture.loss, dict[str, None]()
-        before = _leading_to(loss) if loss is not None else set()
+        leading = needed_for([] if loss is None else [loss])
+        before = {name for node in leading for name in names_of(node)}
         joint = describe(capture, _export(capture, differentiable))
         trained = [role.name for role in joint.outputs if role.kind == "gradient"]
         if capture.training and not trained and not self.may_train_nothing:
@@ -238,16 +239,6 @@ def _check_loss(capture: Traced, loss: fx.Node) -> None:
             hint="set requires_grad on what is to be trained, or compile for inference",
             id="gradient",
         )
-
-
-def _leading_to(loss: fx.Node) -> set[str]:
-    """The names of the values that the loss is computed from, and its own."""
-    todo, seen = [loss], {loss}
-    while todo:
-        sources = set(todo.pop().all_input_nodes) - seen
-        seen |= sources
-        todo += sources
-    return {name for node in seen for name in names_of(node)}
 
 
 def _export(capture: Traced, differentiable: dict[str, None]) -> fx.GraphModule:

@@ -12,12 +12,12 @@ from torch import fx
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.capture.update.trace_step import HOST, UntraceableUpdate
 from ipu_dynamo.ops.aten import aten
+from ipu_dynamo.ops.graph_queries import needed_for
 from ipu_dynamo.passes.graph.builder import call_on
 from ipu_dynamo.passes.update.step_graphs import (
     all_hold,
     depends_on,
     full_like,
-    needed_for,
     owned_results,
 )
 from ipu_dynamo.passes.update_levels import UpdatePlan, UpdateStep

@@ -17,13 +17,13 @@ from torch import fx
 
 from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.capture.update.trace_step import HOST, UntraceableUpdate
+from ipu_dynamo.ops.graph_queries import may_draw, needed_for
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.update.assign_owners import owners_of
 from ipu_dynamo.passes.update.cut_factors import Factors, counters_of
 from ipu_dynamo.passes.update.step_graphs import (
     is_elementwise,
     is_number,
-    needed_for,
     owned_results,
 )
 from ipu_dynamo.passes.update_levels import (
@@ -214,16 +214,14 @@ class _Cutter:
         def is_taken(node: fx.Node) -> bool:
             return node in stops or (node not in self.place and is_number(node))
 
-        pending = [node for node in results if isinstance(node, fx.Node)]
-        inside = set[fx.Node]()
-        while pending:
-            node = pending.pop()
-            if not (is_taken(node) or node in fixed or node in inside):
-                inside.add(node)
-                pending += node.all_input_nodes
+        def is_inside(node: fx.Node) -> bool:
+            return not (is_taken(node) or node in fixed)
+
+        wanted = [node for node in results if isinstance(node, fx.Node)]
+        inside = filter(is_inside, needed_for(wanted, is_inside))
         ordered = sorted(inside, key=self.order.__getitem__)
         taken = [n for node in ordered for n in node.all_input_nodes if is_taken(n)]
-        taken += [n for n in results if isinstance(n, fx.Node) and is_taken(n)]
+        taken += filter(is_taken, wanted)
         return ordered, [node for node in dict.fromkeys(taken) if node not in fixed]
 
     def make(self, inputs: Inputs, inside: Sequence[fx.Node], results: Sequence[Any]) -> str:
@@ -243,7 +241,7 @@ class _Cutter:
             placeholder.meta["val"] = node.meta["val"]
             copies[node] = placeholder
         for node in inside:
-            if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            if may_draw(node):
                 if node in self.drawn:
                     raise UntraceableUpdate(
                         f"the optimizer draws {node.target} for one parameter, and updates others "

@@ -6,9 +6,9 @@ Keeps    every result. Operators that draw random numbers are not joined.
 Source   common-subexpression elimination.
 """
 
-import torch
 from torch import fx
 
+from ipu_dynamo.ops.graph_queries import may_draw
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.update.step_graphs import each_step
 from ipu_dynamo.passes.update_levels import UpdateGraphs, UpdateStep
@@ -20,7 +20,7 @@ def _join(step: UpdateStep) -> bool:
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        if may_draw(node):
             continue
         text = f"{node.target} {node.args} {node.kwargs}"
         if known.setdefault(text, node) is not node:

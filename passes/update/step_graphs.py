@@ -23,17 +23,6 @@ def each_step(update: RecordedUpdate | UpdateGraphs, rewrite: Callable[[Any], bo
     return bool(changed)
 
 
-def needed_for(results: Sequence[fx.Node]) -> set[fx.Node]:
-    """The nodes that some depend on, and these."""
-    pending, found = list(results), set[fx.Node]()
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            pending += node.all_input_nodes
-    return found
-
-
 def depends_on(graph: fx.Graph, sources: Collection[fx.Node]) -> dict[fx.Node, frozenset[fx.Node]]:
     """The placeholders among `sources` that each node depends on."""
     own = frozenset(sources)

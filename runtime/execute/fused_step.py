@@ -284,7 +284,7 @@ class FusedStep:
     ) -> Callable[[int, Exception, Sequence[Any] | None, int], Exception]:
         """The error for that of a fused function: found in the function of the program."""
         call = self._call
-        function = next(f for f in self._program.functions if f.name == call.function)
+        function = self._program.function(call.function)
 
         def failed(
             number: int, error: Exception, arguments: Sequence[Any] | None, step: int

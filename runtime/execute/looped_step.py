@@ -194,7 +194,7 @@ class LoopedStep:
     def _factors(
         self, program: Program, factors: UpdateFactors, tensors: Mapping[str, Sequence[Tensor]]
     ) -> TracedFactors:
-        function = next(f for f in program.update_functions if f.name == factors.function)
+        function = program.update_function(factors.function)
         pairs = zip(factors.hyperparameters, function.inputs, strict=False)
         device = self._devices[factors.ipu]
         host = torch.device("cpu")

@@ -85,6 +85,14 @@ class Program:
     def copies(self) -> tuple[Copy, ...]:
         return tuple(i for i in self.walk() if isinstance(i, Copy))
 
+    def function(self, name: str) -> Function:
+        """The stage function of this name."""
+        return next(function for function in self.functions if function.name == name)
+
+    def update_function(self, name: str) -> Function:
+        """The function of traced updates of this name."""
+        return next(function for function in self.update_functions if function.name == name)
+
     @property
     def num_stages(self) -> int:
         """How many stages the program has; a stage's two passes count once."""

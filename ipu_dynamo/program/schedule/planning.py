@@ -8,12 +8,9 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise, product
 
-import torch
-from torch import fx
-
+from ipu_dynamo.ops.graph_queries import draws as draws_numbers
 from ipu_dynamo.ops.library.host_call import calls_host
 from ipu_dynamo.ops.marks.print_tensor import print_tensor_op
-from ipu_dynamo.ops.private.graphs import schema_of
 from ipu_dynamo.program import Call, Program
 from ipu_dynamo.program.schedule.actions import (
     Action,
@@ -123,7 +120,7 @@ def is_spread(program: Program) -> bool:
 
 def draws(program: Program) -> bool:
     """Whether it takes numbers from torch's generator, so that the order of its calls matters."""
-    return any(_draws(node) for function in program.functions for node in function.operators)
+    return any(draws_numbers(node) for function in program.functions for node in function.operators)
 
 
 def prints(program: Program) -> bool:
@@ -133,17 +130,6 @@ def prints(program: Program) -> bool:
         for function in program.functions
         for node in function.operators
     )
-
-
-def _draws(node: fx.Node) -> bool:
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
-        return False
-    schema = schema_of(node.target)  # type: ignore[arg-type]
-    places = [i for i, argument in enumerate(schema.arguments) if argument.name == "dropout_p"]
-    if not places:
-        return True
-    probability = node.args[places[0] :] or (node.kwargs.get("dropout_p", 0.0),)
-    return bool(probability[0] != 0.0)  # attention without dropout
 
 
 def spread(calls: Sequence[Call], *, micro_batches: int, workers: int) -> Schedule:

@@ -8,14 +8,13 @@ Keeps    shapes, dtypes, source lines; values up to the order of sums. The logit
 Source   the loop of `serialize_loss`; the sweep is our own.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from operator import getitem
 
 from torch import fx
 
-from ipu_dynamo.ops.graph_queries import writes
+from ipu_dynamo.ops.graph_queries import needed_for, writes
 from ipu_dynamo.ops.serialized_loss import (
     CUTS_ROWS,
     serialized_loss,
@@ -93,21 +92,10 @@ def _gradients(loss: fx.Node) -> fx.Node | None:
 def _earlier(loss: fx.Node, start: object) -> tuple[fx.Node, ...] | None:
     """Return the operators after `loss` that compute `start`; None: they cannot move before it."""
     assert isinstance(start, fx.Node)
-    needed = set(_needed(start))
+    needed = needed_for([start])
     nodes = list(loss.graph.nodes)
     earlier = tuple(node for node in nodes[nodes.index(loss) :] if node in needed)
     return None if loss in needed or any(map(writes, earlier)) else earlier
-
-
-def _needed(node: fx.Node) -> Iterator[fx.Node]:
-    """A node and all that it is computed from."""
-    seen, todo = {node}, [node]
-    while todo:
-        source = todo.pop()
-        yield source
-        new = set(source.all_input_nodes) - seen
-        seen |= new
-        todo += new
 
 
 def apply(graph: fx.Graph, sweep: Sweep) -> None:

@@ -6,7 +6,7 @@ from itertools import count
 
 from torch import fx
 
-from ipu_dynamo.ops.private.graphs import module_of
+from ipu_dynamo.passes.graph.extract import copy_of
 from ipu_dynamo.program import Call, Decision, Function, HostProgram, Program
 from ipu_dynamo.program.ir.function import make_function, with_bodies
 
@@ -37,23 +37,10 @@ def rewrite_functions(
     if not functions:
         return False
     calls = {
-        number: [(call, functions.get(call.function) or named(host.inlined, call.function))]
+        number: [(call, functions.get(call.function) or host.inlined.function(call.function))]
         for number, call in host.inlined.numbered_calls().items()
     }
     return replace(host, inlined=with_functions(host.inlined, calls)).deciding(*decisions)
-
-
-def copy_of(module: fx.GraphModule) -> fx.GraphModule:
-    """A copy that can be rewritten; it shares the fake values."""
-    graph = fx.Graph()
-    result = graph.output(graph.graph_copy(module.graph, {}))
-    result.meta = dict(module.graph.output_node().meta)
-    return module_of(graph, module)
-
-
-def named(program: Program, name: str) -> Function:
-    """The function of a program that is called so."""
-    return next(function for function in program.functions if function.name == name)
 
 
 def with_functions(

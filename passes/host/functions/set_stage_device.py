@@ -17,7 +17,8 @@ from ipu_dynamo.capture.private.tracing import fake_mode_of, pytree
 from ipu_dynamo.ops.bodies import Body, all_bodies, bodies_of
 from ipu_dynamo.ops.control_flow import rename
 from ipu_dynamo.options.devices import devices_of_ipus
-from ipu_dynamo.passes.host.functions.rewrite_functions import copy_of, named, with_functions
+from ipu_dynamo.passes.graph.extract import copy_of
+from ipu_dynamo.passes.host.functions.rewrite_functions import with_functions
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import Function, HostProgram, make_function
 from ipu_dynamo.program.ir.function import body_of
@@ -40,7 +41,7 @@ class SetStageDevice(Pass):
         for call in program.calls:
             key = call.function, of_ipus[call.ipu]
             if key not in functions:
-                function = named(program, call.function)
+                function = program.function(call.function)
                 if _differs(function.graph, of_ipus[call.ipu]):
                     module, changed = copy_of(function.graph), True
                     set_device(module, of_ipus[call.ipu])

@@ -25,7 +25,7 @@ from torch import fx
 
 from ipu_dynamo.errors import source_line
 from ipu_dynamo.ops.aten import aten
-from ipu_dynamo.ops.graph_queries import is_view_operator, only_looks
+from ipu_dynamo.ops.graph_queries import is_view_operator, needed_for, only_looks
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass, Rewritten
 from ipu_dynamo.program import Decision, HostProgram
@@ -210,21 +210,15 @@ def _has_windows_beyond_padding(node: fx.Node) -> bool:
 
 def _read_by(values: fx.Node) -> set[object]:
     """Nodes that are read element by element where `values` is needed."""
-    readers: set[fx.Node] = set()
-    waiting = [values]
-    while waiting:
-        node = waiting.pop()
-        if node in readers:
-            continue
-        readers.add(node)
-        target = node.target
-        inlined = only_looks(node) or (
-            isinstance(target, OpOverload)
-            and (torch.Tag.pointwise in target.tags or target in _READ_IN_PLACE)
-        )
-        if inlined:
-            waiting += node.all_input_nodes
-    return {_base(node) for node in readers}
+    return set(map(_base, needed_for([values], _is_inlined)))
+
+
+def _is_inlined(node: fx.Node) -> bool:
+    target = node.target
+    return only_looks(node) or (
+        isinstance(target, OpOverload)
+        and (torch.Tag.pointwise in target.tags or target in _READ_IN_PLACE)
+    )
 
 
 def _base(node: object) -> object:

@@ -19,6 +19,7 @@ from torch import Tensor, fx
 from ipu_dynamo.ops import serialized_loss
 from ipu_dynamo.ops.control_flow import CONTROL_FLOW
 from ipu_dynamo.ops.library.host_call import host_call
+from ipu_dynamo.passes.graph.extract import subgraph
 from ipu_dynamo.passes.host.recipes.make_recipes import run_by
 from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass, Rewritten
 from ipu_dynamo.program import Decision, Function, HostProgram, graph_outputs, make_function
@@ -82,12 +83,7 @@ def _segment(nodes: Sequence[fx.Node]) -> Segment:
         if n.target not in LOOPS or isinstance(n.meta["val"], Tensor)
         if any(user not in inside for user in n.users)
     )
-    graph, copies = fx.Graph(), {}
-    for node in inputs:
-        copies[node] = graph.placeholder(node.name)
-        copies[node].meta = dict(node.meta)
-    for node in nodes:
-        copies[node] = graph.node_copy(node, lambda n: copies[n])
+    graph, copies = subgraph(nodes, inputs)
     graph.output(tuple(copies[node] for node in outputs))
     loop = nodes[0].target in LOOPS
     return Segment(loop, inputs, outputs, fx.GraphModule(torch.nn.Module(), graph))

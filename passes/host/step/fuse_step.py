@@ -31,7 +31,6 @@ from ipu_dynamo.passes.host.step.fusing_costs import (
     factors_of,
     fusing_costs,
     stores,
-    update_function,
     why_not_fused,
 )
 from ipu_dynamo.passes.kit import Pass
@@ -243,7 +242,7 @@ def _hyperparameters_of(
     """The hyperparameters that updates take, with their types: of rules all but `zeros`."""
     taken = {}
     if factors is not None:
-        types = update_function(program, factors.function).inputs
+        types = program.update_function(factors.function).inputs
         pairs = zip(factors.hyperparameters, types, strict=False)
         taken = {(group, name): type_ for (group, _, name), type_ in pairs}
     rules = [u for u in updates if u.function is None]
@@ -287,7 +286,7 @@ class _UpdateWriter:
             taken = factors.hyperparameters
             numbers = [self.hyperparameters[group, name] for group, _, name in taken]
             counters = [self.old[name] for name in factors.counters]
-            function = update_function(self.program, factors.function)
+            function = self.program.update_function(factors.function)
             made = self._called(function, [*numbers, *counters])
             count = len(factors.results)
             known |= zip(factors.results, map(self._once, made[:count]), strict=True)
@@ -306,12 +305,12 @@ class _UpdateWriter:
 
     def _part(self, part: UpdatePart, known: Mapping[str, fx.Node]) -> Values:
         arguments = self._arguments(part.parameter, part.gradient, part.states, part.numbers, known)
-        made = self._called(update_function(self.program, part.function), arguments)
+        made = self._called(self.program.update_function(part.function), arguments)
         return dict(zip(part.results, map(self._once, made), strict=True))
 
     def _joint(self, joint: JointUpdate, known: Values, new: Values) -> None:
         arguments = [known[n] if n in known else self.old[n] for n in joint.arguments]
-        made = self._called(update_function(self.program, joint.function), arguments)
+        made = self._called(self.program.update_function(joint.function), arguments)
         count = len(joint.results)
         known |= zip(joint.results, map(self._once, made[:count]), strict=True)
         new |= zip(joint.written, made[count:], strict=True)

@@ -134,7 +134,7 @@ def why_not_fused(program: Program) -> str | None:
 
 def called_function(program: Program) -> Function:
     (call,) = program.calls
-    return next(f for f in program.functions if f.name == call.function)
+    return program.function(call.function)
 
 
 def _types_fit(program: Program, updates: Sequence[Update]) -> bool:
@@ -174,7 +174,7 @@ def _why_not_traced(program: Program, factors: UpdateFactors) -> str | None:
     trained = {i.group for i in program.walk() if isinstance(i, Update)}
     if any(group not in trained for group, *_ in factors.hyperparameters):
         return "the traced update takes numbers of a group in which nothing is trained"
-    graph = update_function(program, factors.function).graph
+    graph = program.update_function(factors.function).graph
     numbers = graph.graph.find_nodes(op="placeholder")[: len(factors.hyperparameters)]
     if any(n.users and not n.meta["val"].dtype.is_floating_point for n in numbers):
         return "the traced update takes a whole number"
@@ -193,7 +193,7 @@ def _takes_as_they_are(program: Program, update: Update, types: Mapping[str, Ten
     if update.function is None:
         columns = (update.parameters, update.gradients, *(names for _, names in update.states))
         return all(types[name].dtype == torch.float32 for names in columns for name in names)
-    function = update_function(program, update.function)
+    function = program.update_function(update.function)
     weight, gradient, *_ = function.inputs
     pairs = ((update.parameters, weight), (update.gradients, gradient))
     same = all(types[name].dtype == of.dtype for names, of in pairs for name in names)
@@ -203,7 +203,3 @@ def _takes_as_they_are(program: Program, update: Update, types: Mapping[str, Ten
 def factors_of(before: Sequence[Plain]) -> UpdateFactors | None:
     """The instruction that computes the numbers of a traced update, if there is one."""
     return next((i for i in before if isinstance(i, UpdateFactors)), None)
-
-
-def update_function(program: Program, name: str) -> Function:
-    return next(function for function in program.update_functions if function.name == name)

@@ -39,8 +39,10 @@ from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.bodies import Body, bodies_of
 from ipu_dynamo.ops.control_flow import branch_op, loop_op, rename
-from ipu_dynamo.ops.private.graphs import OpOverload, module_of, schema_of
+from ipu_dynamo.ops.graph_queries import draws
+from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.graph.builder import call, new_input
+from ipu_dynamo.passes.graph.extract import copied
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import (
     STREAM,
     WORDS,
@@ -55,24 +57,6 @@ from ipu_dynamo.program.ir.function import body_of
 def plan(graph: fx.Graph) -> tuple[fx.Node, ...]:
     """The random operators, in graph order."""
     return tuple(node for node in graph.nodes if draws(node))
-
-
-def draws(node: fx.Node) -> bool:
-    """Whether a node draws random numbers, or a body that it runs does; attention without dropout
-    does not."""
-    if any(draws(inner) for body in bodies_of(node) for inner in body.graph.graph.nodes):
-        return True
-    target = node.target
-    if not isinstance(target, OpOverload):
-        return False
-    if torch.Tag.nondeterministic_seeded not in target.tags:
-        return False
-    names = [argument.name for argument in schema_of(target).arguments]
-    if "dropout_p" not in names:
-        return True
-    place = names.index("dropout_p")
-    probability = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-    return bool(probability != 0.0)
 
 
 class CounterRandom(GraphPass):
@@ -163,9 +147,8 @@ class _Keyed:
 
     @classmethod
     def of(cls, body: Body, carried: int | None, like: fx.Node) -> "_Keyed":
-        graph = fx.Graph()
-        result = graph.output(graph.graph_copy(body.graph.graph, {}))
-        result.meta = {"val": None}
+        graph, _ = copied(body.graph.graph)
+        graph.output_node().meta = {"val": None}
         inputs = list(graph.find_nodes(op="placeholder"))
         first = next(node for node in graph.nodes if node.op != "placeholder")
         with graph.inserting_before(first):

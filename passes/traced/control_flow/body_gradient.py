@@ -20,7 +20,7 @@ from ipu_dynamo.capture.private.aot import (
     PlainAOTOutput,
     TangentAOTInput,
 )
-from ipu_dynamo.ops.graph_queries import is_view, makes_constant
+from ipu_dynamo.ops.graph_queries import is_view, makes_constant, may_draw, needed_for
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.ops.private.node_meta import BACKWARD_TAG, DESC, TAG
 from ipu_dynamo.passes.graph.extract import subgraph
@@ -111,7 +111,7 @@ def cut_body(graph: fx.Graph, constant: Callable[[int], bool]) -> CutBody:
         plan.read(gradient)
     kept = tuple(node for node in graph.nodes if node in plan.kept)
     read = tuple(i for i, node in enumerate(joint.inputs) if node in plan.reached)
-    ahead = _needed([*joint.results, *kept])
+    ahead = needed_for([*joint.results, *kept])
     forward = _module(graph, ahead, joint.inputs, [*joint.results, *kept])
     inputs = [*kept, *(joint.inputs[i] for i in read), *joint.tangents.values()]
     backward = _module(graph, plan.computed, inputs, list(joint.gradients.values()))
@@ -154,18 +154,7 @@ class _Plan:
 
 def _is_fixed(node: fx.Node, fixed: set[fx.Node]) -> bool:
     """Whether a node computes the same in all iterations."""
-    random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-    return not random and all(source in fixed for source in node.all_input_nodes)
-
-
-def _needed(results: Sequence[fx.Node]) -> set[fx.Node]:
-    """All that results are computed from, and themselves."""
-    todo, needed = list(results), set(results)
-    while todo:
-        sources = set(todo.pop().all_input_nodes) - needed
-        needed |= sources
-        todo += sources
-    return needed
+    return not may_draw(node) and all(source in fixed for source in node.all_input_nodes)
 
 
 def _module(

@@ -34,6 +34,7 @@ from ipu_dynamo.capture.private.subgraphs import cond_op, map_impl, scan_op, whi
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.control_flow import FLOW, register_flow
 from ipu_dynamo.ops.private.node_meta import EXAMPLE_VALUE
+from ipu_dynamo.passes.graph.extract import copied
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.traced.control_flow.lower_control_flow import call_flow
 
@@ -109,8 +110,8 @@ def _parts(module: fx.GraphModule, node: fx.Node) -> tuple[ControlFlow, list[fx.
 def _body(module: fx.GraphModule, numbers: dict[int, Any], node: fx.Node) -> Traced:
     """Copy a body, with known numbers in place of some inputs."""
     _read(module)
-    graph = fx.Graph()
-    result = graph.output(graph.graph_copy(module.graph, {}))
+    graph, _ = copied(module.graph)
+    result = graph.output_node()
     for inner in graph.nodes:
         inner.meta["val"] = inner.meta.get(EXAMPLE_VALUE)
     for number, placeholder in enumerate(list(graph.find_nodes(op="placeholder"))):

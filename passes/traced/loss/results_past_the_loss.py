@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.ops.aten import aten
-from ipu_dynamo.ops.graph_queries import is_view
+from ipu_dynamo.ops.graph_queries import is_view, needed_for
 
 _SAME_NUMBERS = frozenset({aten.clone.default, aten.detach.default, aten._to_copy.default})
 
@@ -44,16 +44,10 @@ def _same_numbers(node: fx.Node) -> fx.Node:
 
 
 def _differentiable_sources(node: fx.Node, loss: fx.Node) -> set[fx.Node]:
-    """The values that a gradient of `node` reaches, those before the loss aside."""
-    todo, seen = [node], {node}
-    while todo:
-        reached = todo.pop()
-        if reached is loss or reached.target is aten.detach.default:
-            continue
-        sources = {source for source in reached.all_input_nodes if _is_floating(source)} - seen
-        seen |= sources
-        todo += sources
-    return seen
+    """The values that a gradient of `node` may reach, those before the loss aside."""
+    return needed_for(
+        [node], lambda n: n is not loss and n.target is not aten.detach.default and _is_floating(n)
+    )
 
 
 def _is_floating(node: fx.Node) -> bool:

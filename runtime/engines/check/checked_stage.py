@@ -16,13 +16,13 @@ from torch import Tensor, fx
 
 from ipu_dynamo.errors import source_line
 from ipu_dynamo.ops.bodies import bodies_of
-from ipu_dynamo.ops.graph_queries import writes
+from ipu_dynamo.ops.graph_queries import may_draw, writes
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.ops.private.locks import nested_lock
 from ipu_dynamo.program import Decision, Function, graph_outputs, make_function
 from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.runtime.engines.check import limits
-from ipu_dynamo.runtime.engines.check.classes import draws, result_classes
+from ipu_dynamo.runtime.engines.check.classes import result_classes
 from ipu_dynamo.runtime.engines.check.copies import copies_of
 from ipu_dynamo.runtime.engines.check.judge import Verdict, judge
 from ipu_dynamo.runtime.engines.check.needed_memory import bytes_needed
@@ -251,7 +251,7 @@ def believed(stage: Stage) -> bool:
 
 def _draws(graph: fx.Graph) -> bool:
     return any(
-        draws(node) or any(_draws(body.graph.graph) for body in bodies_of(node))
+        may_draw(node) or any(_draws(body.graph.graph) for body in bodies_of(node))
         for node in graph.nodes
     )
 

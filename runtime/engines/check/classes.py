@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.ops.bodies import bodies_of
-from ipu_dynamo.ops.graph_queries import is_view_operator, owner, written_arguments
+from ipu_dynamo.ops.graph_queries import is_view_operator, may_draw, owner, written_arguments
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.program import Function, graph_outputs
 
@@ -105,12 +105,6 @@ def rounds(node: fx.Node) -> bool:
     return accumulates or name not in _EXACT
 
 
-def draws(node: fx.Node) -> bool:
-    """Whether an operator may draw random numbers of PyTorch's generator."""
-    target = node.target
-    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
-
-
 def tensors_of(node: fx.Node) -> list[Tensor]:
     """The values that a node stands for."""
     value = node.meta.get("val")
@@ -139,7 +133,7 @@ def classes_of(graph: fx.Graph) -> dict[fx.Node, Class]:
             casts=max((s.casts for s in sources), default=0) + _narrows(node),
             ordered=name in _ORDERS or any(s.ordered for s in sources),
             defined=name not in _FILLED_LATER and all(s.defined for s in sources),
-            moves=draws(node) or any(s.moves for s in sources),
+            moves=may_draw(node) or any(s.moves for s in sources),
         )
         if one.casts > 1 and not one.rounded:
             one = Class(True, one.casts, one.ordered, one.defined, one.moves)
