@@ -12,14 +12,14 @@ With micro-batches of torch.compile, a joint graph is cut before it goes on:
     split     a joint graph, with the placement of each value on the micro-batches
     pieces    graphs of what runs before the micro-batches, in each of them, and after
 
-An optimiser's step that was traced goes down a stair of its own, up to a part of a program:
+An optimiser's traced step has its own levels, down to a part of a program:
 
     recorded  its operators, on tensors and on Python's numbers
     update    graphs of tensors, and a plan of what is a counter, a state, a hyperparameter
     functions what programs call: functions of numbers, and of one parameter each
     function  one of these, as this computer runs it
 
-`invariants.py` says what holds at each level, and from which pass on.
+`invariants.py` lists the invariants of each level, and the passes that establish them.
 """
 
 from collections.abc import Mapping
@@ -68,8 +68,8 @@ class PartWrite:
     Args:
         target: the variable.
         value: a result of the part; of the last piece of a part, also of an earlier piece.
-        rule: how it enters an accumulator, or `buffer`: it takes the place of the old value at the
-            end of the stage pass.
+        rule: how it enters an accumulator, or `buffer`: it replaces the old value at the end of the
+            stage pass.
         parameter: whose gradient it is, or a term of it; empty for other values.
     """
 
@@ -86,7 +86,7 @@ class PartWrite:
 
 @dataclass
 class Part:
-    """The work of one stage in one direction: a pure function, and what becomes of its results.
+    """The work of one stage in one direction: a pure function, and the uses of its results.
 
     Args:
         inputs: names of placeholders and of values that earlier parts made, in calling order.
@@ -121,14 +121,14 @@ class Part:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Its inputs, and what its writes need beside its own results."""
+        """Return its inputs, and the values that its writes need besides its own results."""
         further = [name for w in self.writes for name in (w.value, w.weight) if name is not None]
         own = {*self.inputs, *self.outputs}
         return (*self.inputs, *dict.fromkeys(name for name in further if name not in own))
 
     @property
     def function_name(self) -> str:
-        """What to call its function."""
+        """Return the name for its function."""
         prefix = "step" if self.direction == "forward_backward" else self.direction
         turn = f"_turn{self.turn}" if self.turn else ""
         return self.name or f"{prefix}{self.stage}{turn}"
@@ -198,7 +198,7 @@ class Partitioned:
 
     @property
     def types(self) -> dict[str, TensorType]:
-        """The types of what parts make, by name."""
+        """Return the types of the values that parts make, by name."""
         return {
             name: TensorType.of(node.meta["val"])
             for part in self.parts
@@ -208,7 +208,7 @@ class Partitioned:
 
 @dataclass(frozen=True)
 class Directions:
-    """A joint graph that was cut in two; what backward reads of forward is a result of that."""
+    """A joint graph that was cut in two; forward returns the values that backward reads."""
 
     forward: fx.GraphModule
     backward: fx.GraphModule

@@ -1,4 +1,4 @@
-"""Run passes in order: check what holds, dump, count, time, and name the pass in every error."""
+"""Run passes in order: check invariants, dump, count, time, and name the pass in every error."""
 
 import logging
 import os
@@ -177,6 +177,6 @@ def _forced(step: Pass, choices: Mapping[str, Choice]) -> Pass:
 
 
 def with_pass(passes: Sequence[Pass], new: Pass, *, after: str) -> list[Pass]:
-    """`passes` with another one behind the one that is called `after`."""
+    """Return `passes` with another one inserted after the one that is called `after`."""
     (place,) = (i for i, step in enumerate(passes) if step.name == after)
     return [*passes[: place + 1], new, *passes[place + 1 :]]

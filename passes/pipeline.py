@@ -286,7 +286,7 @@ def program_passes(options: Options, owners: Owners = NO_OWNERS) -> list[Pass]:
 
 
 def end_passes(options: Options, groups: Sequence[UpdateGroup] = ()) -> list[Pass]:
-    """From a program that sums gradients to one that updates, and says what lives off the chip.
+    """Return the passes from a program that sums gradients to one that updates and moves variables.
 
     Args:
         groups: of the optimiser, when training.
@@ -436,12 +436,12 @@ def _recipe_passes(machine: Machine) -> list[RecipePass]:
 
 
 def captured_passes() -> list[Pass]:
-    """Those on what Dynamo captured, before anything is said of it."""
+    """Return the first passes on a graph that Dynamo captured."""
     return [ReadBlockMarkers(), ReadHigherOrder()]
 
 
 def placement_passes(options: Options) -> list[Pass]:
-    """Those on what Dynamo captured, before AOTAutograd makes flat graphs of it."""
+    """Return the passes on a graph of Dynamo, before AOTAutograd makes flat graphs of it."""
     return left_out(
         [
             TitlePrints(),
@@ -519,12 +519,12 @@ def placed_passes(options: Options) -> list[Pass]:
 
 
 def split_passes(split: SplitBatch = SPLIT_BATCH) -> list[Pass]:
-    """Those that cut a placed flat graph into what runs before, in and after micro-batches."""
+    """Return the passes that cut a placed flat graph into pieces for micro-batches."""
     return [PrepareBatch(), split, CutBatch()]
 
 
 def loop_passes(options: Options, piece: Piece, owners: Owners) -> list[Pass]:
-    """From what runs in each micro-batch to its program."""
+    """Return the passes from the piece of each micro-batch to its program."""
     joins = tuple((join.how, join.rows) for join in piece.joins)
     return [*numeric_passes(options, owners), StreamRows(piece.slices, joins)]
 

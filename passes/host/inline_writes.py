@@ -163,7 +163,7 @@ def _empty(variable: Variable, device: torch.device) -> Tensor:
 def _signature(
     writes: Sequence[Write], names: Sequence[str], results: Sequence[str | None]
 ) -> tuple[object, ...]:
-    """Return a key that is equal for equal writes, whatever their names are."""
+    """Return a key that is equal for equal writes, regardless of names."""
 
     def place(name: str | None) -> tuple[str, int] | None:
         if name is None:

@@ -122,7 +122,7 @@ def _keeps_rows(node: fx.Node) -> bool:
 def apply(graph: fx.Graph, head: SerializedLogits) -> None:
     """Replace the product, its loss, and their backward.
 
-    Parts are as large whichever dimension is cut. Fewer rows make products that take longer, so
+    Parts are equally large for each choice of dimension. Fewer rows make products slower, so
     the loop goes over classes unless there are more rows than these. Which dimension the user cut
     is noted: `FuseLoss` may come back to it.
     """

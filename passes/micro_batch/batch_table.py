@@ -105,7 +105,7 @@ def elementwise(op: OperatorCall) -> Row:
 
 
 def moved(order: Callable[[OperatorCall, range], Sequence[Label]], sizes: str = "") -> Rule:
-    """Dimensions change places, come or go: `order` is where those of the operands end up."""
+    """Dimensions are permuted, added or removed: `order` has the new places of the operands'."""
 
     def rule(op: OperatorCall) -> Row | None:
         dims = range(len(shape_of(op.sources[0])))
@@ -303,7 +303,7 @@ def reduction(*, adds: bool = False, mean: bool = False) -> Rule:
 
 
 def view(op: OperatorCall) -> Row | None:
-    """A view keeps the order of elements: rows are found again behind as many repetitions."""
+    """A view keeps the order of elements: rows follow after the same number of repetitions."""
     (source,), sizes, placed = op.sources, op.shapes[0], op.at[op.sources[0]]
     if not isinstance(placed, Shard) or 0 in sizes:
         return None

@@ -1,4 +1,4 @@
-"""Cut a split graph in three: what runs before the micro-batches, for each of them, and after.
+"""Cut a split graph in three: pieces that run before, in each of, and after the micro-batches.
 
 Before   one flat graph for the whole batch, and a Split
 After    three captures; what one makes and a later one reads is an output of the first and an

@@ -93,7 +93,7 @@ def _rows(program: Program) -> int:
 def _through(
     function: Function, arguments: list[Placement], rows: int
 ) -> Iterator[Placement | None]:
-    """How the results of a function stand to the rows."""
+    """Return the placements of a function's results with respect to rows."""
     graph = function.graph.graph
     planner = _Rows(rows, dict(zip(graph.find_nodes(op="placeholder"), arguments, strict=True)))
     for node in graph.nodes:

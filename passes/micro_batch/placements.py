@@ -10,7 +10,7 @@ from ipu_dynamo.capture.capture import Joint
 
 
 class Kind(Enum):
-    """How a value stands to the micro-batches, when none has a block of it."""
+    """The placement of a value that is not cut into blocks for micro-batches."""
 
     REPLICATE = "the same for all, known before them"
     PER_MICRO_BATCH = "every micro-batch has its own"
@@ -92,11 +92,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Join:
-    """How the values that micro-batches make become one.
+    """The way to join values of micro-batches into one.
 
     Args:
         how: blocks of `rows`, or a sum in the order of micro-batches.
-        like: what results, on the whole batch.
+        like: the result on the whole batch.
     """
 
     how: Joining
@@ -112,7 +112,7 @@ class Piece:
         sources: for each of its inputs, the tensor that it reads: an argument, or a result of an
             earlier piece.
         slices: inputs that are blocks of their source.
-        results: what its outputs are called outside, in order.
+        results: names of its outputs outside, in order.
         joins: for the loop, how each becomes one value.
     """
 

@@ -32,7 +32,7 @@ _FILLED: dict[object, Any] = {
     aten.new_ones.default: 1,
     aten.new_empty.default: 0,
     aten.new_empty_strided.default: 0,
-    aten.new_full.default: None,  # which is told what
+    aten.new_full.default: None,  # its value is an argument
 }
 _EXTREMES = {
     aten.max.default: aten.amax.default,

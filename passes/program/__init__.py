@@ -1,4 +1,4 @@
 """Write the program from the stages' graphs, and rewrite it as an IPU would run it.
 
-Functions are pure; what lasts is written by instructions.
+Functions are pure; instructions write lasting variables.
 """

@@ -61,13 +61,13 @@ _STEPS, _SO_FAR = alone("loss_scale.steps"), alone("loss_scale.so_far")
 
 @dataclass
 class _Emitter:
-    """Instructions under construction. `local[name, ipu]` is what IPU `ipu` calls a value.
+    """Instructions under construction. `local[name, ipu]` is IPU `ipu`'s own name of a value.
 
     Args:
-        held: what lasts of the inputs of parts, by name; those with an owner become variables.
+        held: the lasting inputs of parts, by name; those with an owner become variables.
         inputs, outputs: the streams, by name.
         sent: the value of each output, in order.
-        collectives: what replicas exchange between parts, by result.
+        collectives: exchanges of replicas between parts, by result.
         owners: IPUs of variables, at first of those that another program has placed.
     """
 
@@ -128,7 +128,7 @@ class _Emitter:
         self.micro_batch.append(store)
 
     def load(self, move: Move) -> None:
-        """Load a value; from here on this is what its IPU calls it."""
+        """Load a value; from here on its IPU uses the loaded copy."""
         stored = self.stored[move.value, move.owner]
         name = stored.value if move.ipu == move.owner else on_ipu(stored.value, move.ipu)
         result = made_of(name, f"phase{move.until}")
@@ -148,7 +148,7 @@ class _Emitter:
         return type_, f"input {move.value}"
 
     def argument(self, name: str, ipu: int) -> str:
-        """The name under which `ipu` has a part's input; emits what brings it there."""
+        """Return the name of a part's input on `ipu`; emit the transfer if it is not there yet."""
         if (name, ipu) in self.local:
             return self.local[name, ipu]
         if name in self.collectives:

@@ -1,4 +1,4 @@
-"""Write what clips a step's gradients, once they are complete: after all sums over replicas.
+"""Write the clipping of a step's gradients, once they are complete: after all sums over replicas.
 
 Before   all_reduce %a..grad;  update (%a by %a..grad)  on ipu0;  and the same of %b on ipu1
 After    all sums; norms on every IPU, copied to the first one; the number that updates divide by,

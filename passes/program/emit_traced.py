@@ -160,7 +160,7 @@ class TracedForm:
 
     @cached_property
     def _makers(self) -> dict[str, int]:
-        """The IPUs of what parameters compute for others; all other numbers are made at home."""
+        """Return the IPUs of values that parameters compute for others; others are from `home`."""
         return {
             value: self.owners[name]
             for turn in self.trace.rounds

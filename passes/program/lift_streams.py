@@ -36,8 +36,8 @@ class Lifted:
     """A graph that draws with streams that it is given.
 
     Args:
-        graph: takes what their numbers add to the key last, as i32[n, 2]; that of the part if it
-            draws nothing.
+        graph: its last input, i32[n, 2], has the numbers that the streams add to the key. It is the
+            part's graph if that draws nothing.
         streams: their numbers, in the order of operators.
     """
 

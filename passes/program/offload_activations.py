@@ -54,7 +54,7 @@ def _plan(
 
     Args:
         parts: of a micro-batch, in order.
-        types: of what parts make, and of streams.
+        types: of the results of parts, and of streams.
         streams: inputs that IPUs receive. An IPU may read such a value again later.
     """
     moves, liveness = Moves(), rule.liveness
@@ -90,7 +90,7 @@ def _plan(
 
 
 def _end(parts: Sequence[Part], maker: int, liveness: Liveness) -> int:
-    """Index of the part after which what `maker` made is stored."""
+    """Return the index of the part after which the results of `maker` are stored."""
     if liveness == "off_chip_after_each_phase":
         return max(i for i, part in enumerate(parts) if part.phase == parts[maker].phase)
     return max(i for i, part in enumerate(parts) if part.direction == "forward")

@@ -41,7 +41,7 @@ Located = Mapping[str, Variable]
 
 
 class OffloadVariables(Pass):
-    """The pass. `groups` are of the optimiser; a trace says what it can update in shards."""
+    """The pass. `groups` are the optimiser's; a trace restricts updates in shards."""
 
     level = "program"
     needed = "the options say where variables live"

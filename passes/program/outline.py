@@ -40,7 +40,7 @@ from ipu_dynamo.program.ir.layout import Layout
 from ipu_dynamo.program.text.graph_text import node_text
 from ipu_dynamo.program.text.literals import write
 
-_WORTH_A_CALL = 2e-4  # estimated seconds of a block, from which calling it costs little beside
+_WORTH_A_CALL = 2e-4  # estimated seconds of a block; the call costs little in comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def plan_pure(part: Part, worth: float) -> list[Blocks]:
 
 
 def _with_writes(part: Part) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
-    """A copy of a part's graph that writes in place, and what its nodes are copies of."""
+    """Return a copy of a part's graph that writes in place, and the original of each node."""
     graph, copies = copied(part.graph.graph)
     values = dict(zip(part.outputs, graph_outputs(part.graph), strict=True))
     targets: dict[str, fx.Node] = {}
@@ -211,7 +211,7 @@ def _direction(block: Part) -> Direction:
 
 
 def _cut_part(part: Part, starts: Sequence[int], taken: Collection[str]) -> list[Part]:
-    """The pieces of `part`; what one makes and a later one reads is a result of the first.
+    """Return the pieces of `part`; a value that a later piece reads is a result of its piece.
 
     Args:
         starts: positions among the operators, ascending from 0: where pieces begin.

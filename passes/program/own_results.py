@@ -31,7 +31,7 @@ class OwnResults(Pass):
 
 
 def plan(part: Part, read: Collection[str]) -> tuple[int, ...]:
-    """Positions of the results that only writes take and that lie in an input or another result.
+    """Return positions of results that only writes read, in memory of an input or other result.
 
     Args:
         read: names that parts read, or that are returned.

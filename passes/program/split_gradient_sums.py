@@ -4,7 +4,7 @@ Before   (%g) = step0(...): g = %a + %b, the gradients of two uses; accumulate (
 After    (%a, %b) = step0(...); accumulate (%w..grad) += (%a); accumulate (%w..grad) += (%b)
 Keeps    values up to the order of one sum: first the term of a serialised loss, then matrix
          products as they are computed, then others as autograd adds them. Small gradients, and sums
-         with no term that could be added by what computes it, stay.
+         without a term whose operator could add it, stay.
 Source   the `beta` of BLAS's `gemm`: see `accumulate_matmuls` and `accumulate_in_loop`, which add
          terms where they are computed. A tied embedding holds no dense gradient to the end.
 """

@@ -78,7 +78,7 @@ def plan(capture: Traced, anchors: Mapping[str, Anchor]) -> dict[str, fx.Node]:
 
 
 def anchor_value(capture: Capture, short: str, node: fx.Node) -> None:
-    """Return `node` as the value of the anchor `short`, behind all other values."""
+    """Return `node` as the value of the anchor `short`, after all other values."""
     capture.report.anchors = {**capture.report.anchors, short: capture.return_value(node)}
 
 

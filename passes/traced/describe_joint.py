@@ -106,7 +106,7 @@ def _refuse_change(role: OutputRole, roles: dict[str, Placeholder], value: fx.No
 
 
 def _refuse_shared_memory(role: OutputRole, capture: Traced, value: fx.Node) -> None:
-    """Raise for a changed buffer in whose memory another tensor lies: each would have its own."""
+    """Raise for a changed buffer that shares memory: each tensor would have its own."""
     if role.kind != "mutation" or role.name not in capture.report.tensors:
         return
     memory = capture.report.tensors[role.name].untyped_storage().data_ptr()

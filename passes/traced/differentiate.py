@@ -145,7 +145,7 @@ class _Renewing(_Interpreter):
 
     def _renew(self, owner: fx.Node) -> None:
         """Let later nodes read a copy of `owner`, and make its views views of that copy."""
-        with torch.enable_grad():  # the copy depends on the original, whatever changes in it later
+        with torch.enable_grad():  # the copy depends on the original, also after later changes
             self.env[owner] = self._unturned.pop(owner, self.env[owner]).clone()
             for node in self._nodes:
                 if node in self.env and node is not owner and self._owners[node] is owner:

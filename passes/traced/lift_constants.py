@@ -55,7 +55,7 @@ class LiftConstants(GraphPass):
 
 
 class LiftJointConstants(LiftConstants):
-    """The same on the joint graph, where functions that a model has of its own are written out."""
+    """The same on the joint graph, where the model's own functions are written out."""
 
     level: Level = "joint"
 

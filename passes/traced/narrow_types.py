@@ -33,7 +33,7 @@ from ipu_dynamo.passes.graph.builder import call, evaluate
 from ipu_dynamo.passes.kit import GraphPass
 
 _WIDE = {torch.int32: torch.int64}
-_MOVES_ONLY = frozenset(  # accept any integer type, beside pointwise operators and views
+_MOVES_ONLY = frozenset(  # accept any integer type, besides pointwise operators and views
     {
         aten.cat.default,
         aten.stack.default,

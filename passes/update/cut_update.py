@@ -1,4 +1,4 @@
-"""Cut a lowered step into what numbers alone decide, and functions for parameters.
+"""Cut a lowered step into a function of numbers alone, and functions for parameters.
 
 Before   one graph of all parameters, gradients, states and numbers
 After    @factors(lr, beta, step) -> (factors, next step, whether the trace holds);

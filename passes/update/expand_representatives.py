@@ -18,8 +18,10 @@ from ipu_dynamo.program.ir.traced_update import TracedStep
 
 
 def plan_of(common: UpdatePlan, source: World, target: World, of: Sequence[int]) -> UpdatePlan:
-    """The plan of `source` for another world, whose parameters stand to it as `of` says: for each
-    the index there."""
+    """Translate the plan of `source` to another world.
+
+    `of` has for each of its parameters the index of the representative in `source`.
+    """
     if source is target:
         return common
     key = {leaf.path: leaf.key for leaf in source.leaves}
@@ -41,7 +43,7 @@ def plan_of(common: UpdatePlan, source: World, target: World, of: Sequence[int])
 
 
 def _step_for_all(step: TracedStep, world: World, stands: Sequence[int]) -> TracedStep:
-    """The step of representatives for all that they stand for."""
+    """Expand the step of representatives to all the parameters that they represent."""
     of = {name: world.names[traced] for name, traced in zip(world.names, stands, strict=True)}
     return replace(
         step,

@@ -1,4 +1,4 @@
-"""Say what is a counter, a parameter's state, or a state of none, in all steps of an optimiser.
+"""Find counters, states of parameters and other states, in all steps of an optimiser.
 
 Before   graphs of tensors, whose inputs are leaves of the optimiser by path
 After    the same with an `UpdatePlan`, which names counters, states and hyperparameters
@@ -28,7 +28,7 @@ def _plan(last: UpdateStep, epochs: int, first: World) -> UpdatePlan:
     """Plan from the step that has all counters and states.
 
     Args:
-        first: what there is before the first step.
+        first: the state before the first step.
     """
     world, inputs, after, leaves = last.world, last.inputs, last.after, last.leaves
     numbers = numbers_without_tensors(last)

@@ -27,7 +27,7 @@ def _share(step: UpdateStep) -> bool:
 
 
 def alike_counters(world: World) -> list[list[str]]:
-    """Paths of what counts the steps of parameters that step together, with equal counts."""
+    """Return paths of counters with equal counts, for parameters that step together."""
     found: dict[tuple[Any, ...], list[str]] = {}
     for leaf in world.leaves:
         if leaf.parameter is None or not (leaf.is_number or world.is_known(leaf)):

@@ -291,7 +291,7 @@ def _with_numbers(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 # --- Lists of tensors -----------------------------------------------------------------------------
 
 _FOREACH = "_foreach_"
-_OF_EACH: dict[str, Callable[..., Any]] = {  # what operators of one tensor do not do by that name
+_OF_EACH: dict[str, Callable[..., Any]] = {  # operators of one tensor differ under these names
     "norm": lambda x, order=2, dtype=None: torch.linalg.vector_norm(x, order, dtype=dtype),
     "maximum": lambda x, y: (torch.maximum if isinstance(y, Tensor) else torch.clamp_min)(x, y),
     "copy": lambda x, y, non_blocking=False: aten.copy.default(x, y, non_blocking),
@@ -305,8 +305,10 @@ def _name(target: Any) -> str:
 
 
 def _by_tensors(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call an operator. One of lists is called tensor by tensor: the tensors belong to several
-    parameters, and each parameter has a function of its own."""
+    """Call an operator; call one on lists tensor by tensor.
+
+    The tensors of a list belong to several parameters, and each parameter has its own function.
+    """
     name = _name(target)
     short = name.removeprefix(_FOREACH)
     of_one = _OF_EACH.get(short) or getattr(torch, short, None)

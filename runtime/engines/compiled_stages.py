@@ -135,7 +135,7 @@ class MachineCodes:
     def _library(self, path: Path) -> Path:
         """A library of the compiler's where it may be loaded from; once it is, it may go.
 
-        Its name says what is in it: of libraries with one name a process loads the first only.
+        Its name depends on its content: a process loads only the first of libraries with one name.
         """
         if self._store:
             return self._store.keep_library(path)

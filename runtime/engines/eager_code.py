@@ -1,11 +1,11 @@
 """Write a graph as Python that calls each operator directly.
 
-The code that FX writes finds an operator by four attributes and goes through a Python function of
-its own. For a small operator that takes as long as its arithmetic. It also holds its arguments to
+FX's own code finds an operator by four attributes and calls it through a Python function. For a
+small operator that takes as long as its arithmetic. It also holds its arguments to
 the end; this code empties the list in which it gets them.
 
 Some operators lay out their results in another way than the trace says where an argument is
-transposed: `copysign`, batch norm, gradients of losses. A view behind one of them would fail, or
+transposed: `copysign`, batch norm, gradients of losses. A view after one of them would fail, or
 `as_strided` show other elements. Such results are copied.
 """
 
@@ -37,7 +37,7 @@ def eager_code(graph: fx.Graph, bodies: Mapping[str, Stage] = _NONE) -> Stage:
     """A function on the list of the graph's inputs; a value ends after its last use, as with FX.
 
     Args:
-        bodies: what loops and branches run, by name.
+        bodies: callables of the bodies of loops and branches, by name.
     """
     copied = _with_linear(graph)
     for node in copied.nodes:

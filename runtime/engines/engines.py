@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ipu_dynamo.runtime.engines.compiled_stages import MachineCodes
 
 log = logging.getLogger(__name__)
-ENGINE = "IPU_DYNAMO_ENGINE"  # environment variable: what `auto` stands for
+ENGINE = "IPU_DYNAMO_ENGINE"  # environment variable: the choice for `auto`
 _ENGINES = ("auto", "inductor", "eager")
 _NOISE = "standalone_compile artifact generation failed"  # how a warning of Inductor begins
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 
-ENTRY = "kernel"  # what generated code calls the function, and Python the module
+ENTRY = "kernel"  # name of the function in generated code, and of the module in Python
 _INCLUDE = "#include <torch/csrc/inductor/cpp_prefix.h>"
 _POINTER = re.compile(r"(?:const )?[\w:]+\*", re.ASCII)
 _SIGNATURE = re.compile(rf'extern "C" +void +{ENTRY}\(', re.ASCII)
@@ -17,7 +17,7 @@ _SIGNATURE = re.compile(rf'extern "C" +void +{ENTRY}\(', re.ASCII)
 
 @dataclass(frozen=True)
 class Kernel:
-    """A function in C++, and what Python passes to it.
+    """A function in C++, and its arguments from Python.
 
     Args:
         argtypes: types of its parameters, such as `const float*`.
@@ -64,9 +64,9 @@ class Kernel:
 def unit_source(kernels: Sequence[Kernel]) -> str:
     """A file whose module has each kernel under its symbol.
 
-    Every kernel stands there as it was generated, in a namespace of its own, and another name for
-    its function. Python passes tensors; PyTorch says, through an environment variable, where its
-    function lies that gives the address of their elements.
+    Every kernel is copied as it was generated, into its own namespace, with another name for its
+    function. Python passes tensors. PyTorch passes, in an environment variable, the address of its
+    function that returns the address of their elements.
     """
     methods = "\n".join(
         f'    {{"{kernel.symbol}", {_space(kernel)}::call, METH_VARARGS, ""}},'

@@ -299,7 +299,7 @@ class Executable:
     @property
     def retraced(self) -> Program | None:
         """The program with the updates of the last step, where these were traced later for its
-        hyperparameters; None: it is as it was compiled."""
+        hyperparameters; None: it has not changed since it was compiled."""
         return self._looped.retraced if self._looped else None
 
     @property

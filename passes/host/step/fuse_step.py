@@ -379,7 +379,7 @@ class _UpdateWriter:
     def _once(self, value: fx.Node) -> fx.Node:
         """A number in memory, which a compiled loop over elements would compute in every turn.
 
-        Inductor lays out in memory what strides are given for.
+        Inductor stores a value in memory if it is given strides for it.
         """
         if value.meta["val"].dim() or owner(value).op == "placeholder":
             return value

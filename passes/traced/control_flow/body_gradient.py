@@ -1,4 +1,4 @@
-"""Cut the joint graph of a body in two: what forward keeps, and what backward computes from it.
+"""Cut the joint graph of a body in two: forward keeps values, backward computes from them.
 
 Before   (%y, %grad_x) of %x, %w and the tangent %dy, in one graph
 After    %y and the kept %h, of %x and %w; %grad_x, of %h, %dy and what it reads of %x and %w

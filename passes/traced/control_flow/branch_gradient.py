@@ -27,7 +27,7 @@ from ipu_dynamo.program import TensorType
 
 @dataclass(frozen=True, eq=False)
 class BranchGradient:
-    """A branch that keeps what its gradient reads, and that gradient.
+    """A branch that keeps values for its gradient, and that gradient.
 
     Args:
         forward: both branches; they return the results, and the kept values in the same places.
@@ -94,7 +94,7 @@ def branch_gradient(
 
 
 def _slots(kept: Sequence[Sequence[Tensor]]) -> tuple[list[list[int]], list[Tensor]]:
-    """Places for what branches keep: each value has one, of its type; branches share them."""
+    """Assign places to kept values: each has one, of its type; branches share them."""
     slots: list[Tensor] = []
     places = []
     for values in kept:

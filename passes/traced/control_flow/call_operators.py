@@ -1,4 +1,4 @@
-"""Call the operator of a loop or branch, and say what its gradients share."""
+"""Call the operator of a loop or branch, and hold the shared parts of its gradients."""
 
 from collections.abc import Sequence
 

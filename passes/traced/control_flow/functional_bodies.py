@@ -24,7 +24,7 @@ Run = Callable[..., Sequence[Tensor]]
 
 
 def functional(run: Run, likes: Sequence[Tensor]) -> Body:
-    """The body that computes what `run` does, of dense tensors like these."""
+    """Return a body that computes the same as `run`, for dense tensors like these."""
     graph = exported(run, [(like, False) for like in likes])
     joint = read_joint(graph.graph)
     graph.graph.output_node().args = (tuple(joint.results),)
@@ -108,7 +108,7 @@ def _write_constants(module: fx.GraphModule) -> None:
 
 
 class _Copying(nn.Module):
-    """Call a function; its results are dense, and lie in memory of their own."""
+    """Call a function; its results are dense, in their own memory."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ from ipu_dynamo.passes.traced.control_flow.functional_bodies import Run, exporte
 
 @dataclass(frozen=True, eq=False)
 class LoopGradient:
-    """A loop that keeps what its gradient reads, and that gradient.
+    """A loop that keeps values for its gradient, and that gradient.
 
     Args:
         results: how many the loop has; after them it returns the kept values.

@@ -1,4 +1,4 @@
-"""Run passes on what loops and branches call, before autograd.
+"""Run passes on the bodies of loops and branches, before autograd.
 
 Before   def body(%c: f32[n]):
              %d = aten.relu(aten.dropout(%c, 0.5, False))

@@ -40,7 +40,7 @@ from ipu_dynamo.passes.traced.control_flow.lower_control_flow import call_flow
 
 
 class ReadHigherOrder(Pass):
-    """The pass, on what Dynamo captured."""
+    """The pass, on a graph that Dynamo captured."""
 
     level = "traced"
     needed = "programs have no operators that hold graphs as modules"

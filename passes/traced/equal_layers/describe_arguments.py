@@ -47,6 +47,6 @@ def layout(value: Any) -> Hashable:
 
 
 def call(node: fx.Node, address: Address) -> Hashable:
-    """All that decides what a node computes, and how its result is laid out."""
+    """Return a key of a node's computation and of its result's layout."""
     arguments = described(node.args, address), described(node.kwargs, address)
     return node.op, node.target, arguments, layout(node.meta.get("val"))

@@ -1,4 +1,4 @@
-"""Leave out the layers of stacks that others stand for, and label those that stay.
+"""Leave out layers of stacks that are equal to others, and label those that stay.
 
 Before   %y = aten.tanh(aten.tanh(aten.tanh(aten.tanh(aten.tanh(%x: f32[n])))))
          return %y
@@ -100,7 +100,7 @@ def apply(capture: Traced, stacks: Sequence[Stack]) -> Traced:
 
 
 def take_label(node: fx.Node) -> Label | None:
-    """The label of what AOTAutograd made a node of; it has none any more."""
+    """Remove and return the label that a node has from its original before AOTAutograd."""
     custom: dict[str, Any] = node.meta.get(CUSTOM) or {}
     if _KEY not in custom:
         return None

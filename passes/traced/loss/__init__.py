@@ -1,1 +1,1 @@
-"""Find what training minimises, and make it one number."""
+"""Find the loss that training minimises, and make it one number."""

@@ -112,7 +112,7 @@ class IdentityLoss(Pass):
 
 
 def _readers(node: fx.Node) -> list[fx.Node]:
-    """Nodes that read what `node` computes, also through a tensor that it changes in place."""
+    """Return the nodes that read the results of `node`, also through a tensor changed in place."""
     readers = list(node.users)
     readers += [user for arg in written_arguments(node) for user in arg.users if node < user]
     return readers

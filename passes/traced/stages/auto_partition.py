@@ -35,8 +35,8 @@ from ipu_dynamo.passes.traced.stages.placement import check_size, computes
 def plan(costs: Costs, crossing: Sequence[int], stages: int, *, again: bool) -> tuple[int, ...]:
     """Where each stage but the first begins: positions among the operators.
 
-    The slowest stage is as fast as it can be, within 1 %; of such cuts, one over which few bytes
-    go.
+    The slowest stage is as fast as it can be, within 1 %. Of such cuts, one with few bytes across
+    it is taken.
 
     Args:
         costs: seconds of every operator, forward and backward.
@@ -113,7 +113,7 @@ class AutoPartition(Pass):
 
 
 def operators_of(capture: Traced) -> list[fx.Node]:
-    """The operators that a cut can lie between, in order.
+    """Return the operators between which a cut is possible, in order.
 
     Raises:
         CompileError: the model has blocks.
@@ -129,7 +129,7 @@ def operators_of(capture: Traced) -> list[fx.Node]:
 
 
 def _place(capture: Traced, operators: Sequence[fx.Node], stages: Sequence[int]) -> None:
-    """Write the stages to the operators, and to what only takes a result out of a tuple."""
+    """Write the stages to the operators, and to nodes that take a result out of a tuple."""
     for node, stage in zip(operators, stages, strict=True):
         node.meta[STAGE] = stage
     for node in capture.graph.graph.nodes:

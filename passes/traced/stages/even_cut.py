@@ -1,6 +1,6 @@
 """Cut a row of things that cost time into parts of which the slowest is as fast as it can be.
 
-`AutoPartition` cuts between operators with it, and whoever places layers cuts between those.
+`AutoPartition` cuts between operators with it. The placement of layers cuts between layers.
 """
 
 from collections.abc import Collection, Sequence
@@ -23,9 +23,9 @@ class CutProblem:
     Args:
         seconds: of each thing.
         seconds_in_last: of each thing in the last part, if they are others there.
-        allowed: positions where a cut may lie, from 1; None: anywhere.
-        taken: seconds that each part takes beside its things: so much less is its limit.
-        sizes: how many things a part has, where that is fixed.
+        allowed: positions where a cut may be, from 1; None: anywhere.
+        taken: seconds that each part takes besides its things: its limit is lower by so much.
+        sizes: how many things a part has, if that is fixed.
         crossing: of each position, the amount that crosses a cut there. Of equally fast cuts the
             one with the least is taken; None: the most even one, with larger parts later.
         may_be_empty: parts may be.

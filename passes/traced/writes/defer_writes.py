@@ -1,4 +1,4 @@
-"""Write variables once in a step, behind its last micro-batch, where a model asks for that.
+"""Write variables once in a step, after its last micro-batch, if a model asks for that.
 
 With     accumulation=3
 Before   %m: f32[n] = buffer
@@ -27,7 +27,7 @@ from ipu_dynamo.passes.kit import GraphPass
 
 
 class DeferWrites(GraphPass):
-    """The pass, behind Placement: a write stays on the stage where the model asks for it.
+    """The pass, after Placement: a write stays on the stage where the model asks for it.
 
     Args:
         accumulation: micro-batches of a step.

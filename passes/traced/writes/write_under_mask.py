@@ -123,7 +123,7 @@ class WriteUnderMask(GraphPass):
     level: Level = "traced"
 
     def plan(self, graph: fx.Graph) -> Iterator[Choice]:
-        """The writes that need no count of what their mask selects. Reads the graph only."""
+        """Find writes that need no count of selected elements. Reads the graph only."""
         for target in _WRITES:
             for node in graph.find_nodes(op="call_function", target=target):
                 yield from _choice(node)

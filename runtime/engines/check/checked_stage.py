@@ -37,12 +37,12 @@ _one_check = nested_lock()  # of all functions: their moments of more memory do 
 
 
 class CheckedStage:
-    """A compiled function until its check is over, and then whatever runs it.
+    """A compiled function until its check is over, and then the callable that was chosen.
 
     Args:
         recipe: how it was compiled.
         run: what was compiled.
-        by_operators: makes what runs a function operator by operator.
+        by_operators: makes a callable that runs a function operator by operator.
         settled: is called when the check has an outcome.
         forever: the check is never over, unless it fails.
     """
@@ -79,7 +79,7 @@ class CheckedStage:
         return self._now is self._run
 
     def held_in(self, names: dict[str, Any], name: str) -> None:
-        """Put what runs the function in the place of this one once the check is over."""
+        """Replace this callable by the chosen one once the check is over."""
         self._holders.append((names, name))
         if self._now is not None:
             names[name] = self._now

@@ -1,4 +1,4 @@
-"""Decide which compiled functions are checked, and keep what came of it beside their code."""
+"""Decide which compiled functions are checked, and keep the outcomes next to their code."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.tune.artifact_store import StageStore, open_store
 
 log = logging.getLogger(__name__)
-CHECK = "IPU_DYNAMO_CHECK_COMPILED"  # environment variable: what `auto` stands for
+CHECK = "IPU_DYNAMO_CHECK_COMPILED"  # environment variable: the choice for `auto`
 CHOICES = ("first", "every", "off")
 _known: dict[str, str] = {}  # outcomes in this process, by key
 

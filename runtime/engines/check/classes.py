@@ -1,7 +1,7 @@
 """Say of each value of a graph how far two right computations of it may differ.
 
-A value is *exact* where no operator before it rounds: both give the same bits. It is *rounded*
-behind one that does. Integers that follow from rounded values may differ where these are close.
+A value is *exact* if no operator before it rounds: both give the same bits. It is *rounded* after
+one that does. Integers that depend on rounded values may differ where these are close.
 """
 
 from collections.abc import Iterable, Sequence
@@ -106,7 +106,7 @@ def rounds(node: fx.Node) -> bool:
 
 
 def tensors_of(node: fx.Node) -> list[Tensor]:
-    """The values that a node stands for."""
+    """Return the fake values of a node."""
     value = node.meta.get("val")
     values: Iterable[Any] = value if isinstance(value, list | tuple) else (value,)
     return [one for one in values if isinstance(one, Tensor)]

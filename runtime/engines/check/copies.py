@@ -1,4 +1,4 @@
-"""Copy tensors so that copies share memory, overlap and lie as the tensors do."""
+"""Copy tensors so that copies share memory, overlap and have strides as the tensors do."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ class Copies:
     memory: list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
 
     def write_back(self) -> None:
-        """Give the memory what its copy holds."""
+        """Write the copies back to the memory."""
         for own, copy in self.memory:
             own.copy_(copy)
 
 
 def copies_of(tensors: Sequence[Tensor], of: Iterable[int]) -> Copies:
-    """Copies of the memory in which the tensors of some positions lie."""
+    """Return copies of the memory of the tensors at some positions."""
     memory: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
     for place in of:
         storage = tensors[place].untyped_storage()

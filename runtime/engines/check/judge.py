@@ -32,7 +32,7 @@ class FurtherRuns(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How far moved runs lie from the reference.
+    """The distances of moved runs from the reference.
 
     Args:
         distance: N, the largest finite one.
@@ -179,7 +179,7 @@ def difference(
 
 
 def spread_of(right: Tensor, moved: Tensor, before: Spread = Spread()) -> Spread:
-    """How far the result of a moved run lies from the reference.
+    """Return the distance of a moved run's result from the reference.
 
     Args:
         before: of the runs before it, which it joins.

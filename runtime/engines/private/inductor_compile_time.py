@@ -1,4 +1,4 @@
-"""Shorten what Inductor does while it compiles; the code that it makes stays the same.
+"""Shorten Inductor's work while it compiles; the generated code stays the same.
 
 Names of PyTorch are replaced meanwhile; they answer other threads that compile as they did before.
 Checked on PyTorch 2.13.0.
@@ -85,7 +85,7 @@ class _Template:
         self._compiled = cache(compile_)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # whoever copies it looks for methods of its own
+        if name.startswith("_"):  # `copy` looks for methods of the object
             raise AttributeError(name)
         return getattr(self._compiled(), name)
 

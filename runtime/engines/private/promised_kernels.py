@@ -23,13 +23,13 @@ from ipu_dynamo.runtime.engines.kernel_source import Kernel
 
 Function = Callable[..., None]
 SOURCE, LIBRARY = "unit.cpp", "unit.so"  # names of files in the compiler's working directory
-# What Inductor raises when a compiler fails, or is not there.
+# Inductor's errors if a compiler fails, or is missing.
 COMPILER_ERRORS = (CppCompileError, InvalidCxxCompiler)
 _Original = Callable[[list[str], str], Any]
 
 
 class Promise:
-    """Stands in generated code for a kernel that is compiled later.
+    """A placeholder in generated code for a kernel that is compiled later.
 
     Args:
         command: of the compiler, from SOURCE to LIBRARY.
@@ -42,8 +42,10 @@ class Promise:
         self._places: list[tuple[dict[str, Any], str]] = []
 
     def __call__(self, *arguments: Any) -> None:
-        """Run the kernel: for whoever calls it before the others are compiled, or after that was
-        interrupted."""
+        """Run the kernel, compiled alone if needed.
+
+        It may be called before the others are compiled, or after an interrupt of that.
+        """
         (self.function or self.compiled_alone())(*arguments)
 
     def stands_in(self, scope: dict[str, Any], name: str) -> None:

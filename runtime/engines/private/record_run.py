@@ -1,4 +1,4 @@
-"""Record what Inductor's code of a function calls: kernels with tensors, and matmuls of PyTorch.
+"""Record the calls in Inductor's code of a function: kernels with tensors, and PyTorch's matmuls.
 
 Its code is a Python function that calls kernels one after the other, and with fixed shapes it calls
 the same ones in every run. Checked on PyTorch 2.13.0.
@@ -53,7 +53,7 @@ def record_run(stage: Stage, arguments: Sequence[Tensor]) -> Recorded:
         for value in scope.values()
         if isinstance(value, Tensor)
     }
-    # A copy of its own: other threads may run the code meanwhile, whose calls are not of this run.
+    # A separate copy: other threads may run the code meanwhile, and their calls are not recorded.
     noting = FunctionType(
         code.__code__, scope | proxies, code.__name__, code.__defaults__, code.__closure__
     )
@@ -68,7 +68,7 @@ def record_run(stage: Stage, arguments: Sequence[Tensor]) -> Recorded:
 
 
 def _function(value: Any) -> Callable[..., None] | None:
-    """The compiled kernel that a global name of generated code stands for, if it is one.
+    """Return the compiled kernel behind a global name of generated code, if it is one.
 
     Raises:
         NotRecordedError: it is one that takes more than tensors.

@@ -1,4 +1,4 @@
-"""Compile what repeats recorded steps, once for each machine, and load it."""
+"""Compile the library that repeats recorded steps, once for each machine, and load it."""
 
 import ctypes
 import logging

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class NotRecordedError(Exception):
-    """A run cannot be recorded; the message says what is in the way."""
+    """A run cannot be recorded; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,14 +58,14 @@ class Replay:
         return other
 
     def fits(self, arguments: Sequence[Tensor]) -> bool:
-        """Whether arguments lie in memory as those of the recorded run."""
+        """Whether arguments have the strides of those in the recorded run."""
         return [tensor.stride() for tensor in arguments] == self._strides
 
 
 class Repetition:
     """Steps of a call, which follow one another.
 
-    Invariant: `values` are what states hold after `steps` steps, also while a signal's handler
+    Invariant: `values` are the states after `steps` steps, also while a signal's handler
     runs; the first ones are never written. The first step writes its results to other memory. Each
     later step writes the memory of the step before the last, or overwrites that of the last.
 

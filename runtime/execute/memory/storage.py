@@ -17,7 +17,7 @@ Values = Mapping[str, Tensor | Sequence[Tensor]]
 class Storage:
     """The variables of all replicas.
 
-    A variable has a home, the tensor that it was given, and on each replica a tensor of its own or
+    A variable has a home, the tensor that it was given. On each replica it has a separate tensor or
     a part of the home. Replicated variables are shared by the replicas of all groups, or of theirs;
     the others are copied for each. Within a call of a fused step the newest values are elsewhere:
     `Commit.current` finds them, and `Commit.settle` writes them home.

@@ -11,7 +11,7 @@
         r[13] = None
 
 Each instruction is a line or two, in program order, and a value is forgotten after its last reader.
-Functions of closures, which look up what to do while they run, cost more than small calls do.
+Functions of closures, which look up their work while they run, cost more than small calls do.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
