@@ -9,6 +9,7 @@ from torch import Tensor, fx
 from ipu_dynamo.ops.bodies import bodies_of
 from ipu_dynamo.ops.graph_queries import is_view
 from ipu_dynamo.ops.library.host_call import host_call, without_calling
+from ipu_dynamo.ops.library.replica_collectives import COLLECTIVES
 from ipu_dynamo.ops.operator_costs import has_matmuls, of_bodies
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.tune.intra_op import intra_op_threads
@@ -41,6 +42,7 @@ class _Clock(fx.Interpreter):
     """Times every operator; views take no time in compiled code.
 
     Of loops and branches it runs each body once: the numbers here would not end a `while_loop`.
+    An exchange of replicas counts nothing: here are no others.
     """
 
     def __init__(self, graph: fx.GraphModule, fused: bool) -> None:
@@ -62,6 +64,9 @@ class _Clock(fx.Interpreter):
             self.seconds[n] = of_bodies(n, inside)
             return [_value(result) for result in n.meta["val"]]
         self._last = 0.0
+        if n.target in COLLECTIVES:
+            self.seconds[n] = 0.0
+            return _value(n.meta["val"])
         result = super().run_node(n)
         if n.op not in ("placeholder", "output"):
             is_timed = isinstance(n.target, OpOverload) and not is_view(n)

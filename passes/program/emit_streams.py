@@ -17,6 +17,7 @@ from torch import fx
 from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, STREAMED, Joint, Placeholder
 from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import draws
+from ipu_dynamo.ops.library.replica_collectives import all_to_all_op
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.levels import Partitioned
@@ -88,7 +89,8 @@ def _outputs(capture: Joint, changed: Collection[str], options: Options) -> list
 
 def _varying(capture: Joint, grouped: Collection[str]) -> set[fx.Node]:
     """Nodes that depend on an input, a floating-point parameter or buffer, a variable that the
-    model changes or groups of replicas have for themselves, or a random number."""
+    model changes or groups of replicas have for themselves, a random number, or the number of the
+    replica, by which an all-to-all chooses a part."""
     changed = {role.name for role in capture.outputs if role.kind == "mutation"}
     roles = capture.roles().items()
     varying = {
@@ -99,7 +101,8 @@ def _varying(capture: Joint, grouped: Collection[str]) -> set[fx.Node]:
     for node in capture.graph.graph.nodes:
         if node.target in _FROM_SHAPE:
             continue
-        if draws(node) or varying.intersection(node.all_input_nodes):
+        own = draws(node) or node.target is all_to_all_op
+        if own or varying.intersection(node.all_input_nodes):
             varying.add(node)
     return varying
 

@@ -1,6 +1,6 @@
 """Check what replicas exchange within forward, against plain PyTorch on all of them at once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -21,8 +21,10 @@ from ipu_dynamo import (
     compile_inference,
     compile_training,
 )
+from ipu_dynamo.errors import ProgramError
 from ipu_dynamo.passes.level_text import parse_level, write_level
-from ipu_dynamo.program import Collective, Program
+from ipu_dynamo.program import Collective, Program, TensorType
+from ipu_dynamo.program.ir.verify.program import verify
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.testing import Reference
 
@@ -282,6 +284,65 @@ def test_a_program_has_a_collective_between_two_calls_and_prints_its_bytes():
     step(torch.randn(4, WIDTH))
     (collective,) = (i for i in step.program.walk() if isinstance(i, Collective))
     assert "all_gather %tanh: f32[2,3] over 2 replicas, 24 bytes  on ipu0" in str(collective)
+
+
+class Forward(nn.Module):
+    """A model without stages."""
+
+    def __init__(self, compute):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.compute = compute
+
+    def forward(self, x):
+        return self.compute(self, x)
+
+
+EXCHANGING = Options("eager", replicas=2, output_mode="all")
+
+
+def test_an_exchange_of_constants_differs_between_replicas():
+    model = Forward(lambda _, x: (collectives.all_to_all(torch.arange(4)), x))
+    step = compile_inference(model, EXCHANGING)
+    result, _ = step(torch.randn(4, WIDTH))
+    assert result.tolist() == [0, 1, 0, 1, 2, 3, 2, 3]
+
+
+def test_a_model_that_is_cut_by_its_measured_costs_exchanges_tensors(tmp_path, monkeypatch):
+    def compute(model, x):
+        gathered = collectives.all_gather(model.layer(x).tanh(), 2).sum(0)
+        return collectives.all_to_all(collectives.all_reduce(model.layer(gathered)))
+
+    monkeypatch.setenv("IPU_DYNAMO_CACHE_DIR", str(tmp_path))  # nothing is measured yet
+    x, results = torch.randn(8, WIDTH), []
+    for strategy in (Strategy("pipelined", ipus=2), Strategy()):
+        model = Forward(compute).eval()
+        options = Options("eager", replicas=2, device_iterations=2, strategy=strategy)
+        results.append(compile_inference(model, options)(x))
+    assert torch.equal(*results)
+
+
+WRONG = [
+    (lambda h: collectives.all_reduce(h.sum()) + h, {"kind": "all_to_all"}, "cannot be divided"),
+    (lambda h: collectives.all_gather(h > 0, 2), {"kind": "all_reduce"}, "have no sum"),
+    (
+        lambda h: collectives.all_reduce(h),
+        {"value": "layer.bias", "type": TensorType(torch.float32, (WIDTH,))},
+        "is a variable",
+    ),
+]
+
+
+@pytest.mark.parametrize(("compute", "changes", "message"), WRONG)
+def test_a_program_with_an_exchange_that_cannot_be_is_refused(compute, changes, message):
+    step = compile_inference(Forward(lambda model, x: compute(model.layer(x))), EXCHANGING)
+    step(torch.randn(4, WIDTH))
+    program = step.program
+    numbered = {n: i for n, i in enumerate(program.walk()) if isinstance(i, Collective)}
+    new = {number: (replace(i, **changes),) for number, i in numbered.items()}
+    with pytest.raises(ProgramError, match=message):
+        verify(program.with_instructions(new))
 
 
 PHASED = Strategy("serial_phased", phases=((StageSpec(("a",)),),))

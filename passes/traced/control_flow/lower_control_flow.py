@@ -81,7 +81,7 @@ def take_gradients(args: tuple[Any, ...], node: fx.Node) -> list[Tensor]:
         return gradients
     raise CompileError(
         "a gradient that the model takes in forward passes through a loop, a branch, a recurrent "
-        "layer or a loss whose gradient has no gradient",
+        "layer, an exchange of replicas or a loss whose gradient has no gradient",
         node=node,
         hint="detach what it shall not depend on, or write that part in operators of PyTorch",
         id="gradient",

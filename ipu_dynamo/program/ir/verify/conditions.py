@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
 from ipu_dynamo.program.ir.collectives import Collective
 from ipu_dynamo.program.ir.function import Function
@@ -99,7 +101,12 @@ def _sum(total: ReduceScatter | AllReduce, scope: Scope) -> None:
 def _exchange(collective: Collective, scope: Scope) -> None:
     size = sharing(collective.groups, scope.program.replicas)
     _number("members", collective.members, size)
-    if collective.kind == "all_to_all" and collective.type.shape[0] % size:
+    if collective.value in scope.has.variables:
+        raise ValueError(f"%{collective.value} is a variable, no value of a micro-batch")
+    if collective.kind == "all_reduce" and collective.type.dtype == torch.bool:
+        raise ValueError(f"%{collective.value} has truth values, which have no sum")
+    shape = collective.type.shape
+    if collective.kind == "all_to_all" and (not shape or shape[0] % size):
         raise ValueError(f"{collective.type} cannot be divided between {size} replicas")
 
 
