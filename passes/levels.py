@@ -193,7 +193,7 @@ class Partitioned:
 
     @property
     def named(self) -> set[str]:
-        """The names of what parts take and make."""
+        """Return the names of inputs and outputs of parts."""
         return {name for part in self.parts for name in (*part.inputs, *part.outputs)}
 
     @property

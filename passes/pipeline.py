@@ -455,13 +455,13 @@ def placement_passes(options: Options) -> list[Pass]:
 
 
 def aot_passes(options: Options, *, micro_batches: bool = False) -> list[Pass]:
-    """Those on the joint graph of AOTAutograd, or on that of inference.
+    """Return the passes on AOTAutograd's joint graph, or on a graph of inference.
 
     Args:
         micro_batches: the batch is to be split, and a loop over rows cannot be.
 
     Raises:
-        OptionError: for stochastic rounding, whose random stream such a program does not have.
+        OptionError: for stochastic rounding: such a program has no random stream for it.
     """
     if options.stochastic_rounding:
         raise OptionError(
@@ -500,7 +500,7 @@ def cutting_passes(
 
 
 def flat_passes(options: Options) -> list[Pass]:
-    """Those on a forward or backward graph, or on that of inference: an input for each tensor."""
+    """Return the passes on a forward, backward or inference graph: it gets an input per tensor."""
     return left_out(
         [
             CallChecks(),

@@ -104,7 +104,7 @@ class PlannedState:
 
     Args:
         path: of its leaf.
-        key: its name, among those of its parameter, or of all that belong to none.
+        key: its name, unique for its parameter, or for all states without a parameter.
     """
 
     path: str
@@ -121,7 +121,7 @@ class UpdatePlan:
         shared: states that belong to no parameter.
         counters: paths of the numbers that steps change and that depend on no gradient, and the
             counters for them.
-        epochs: how many steps there are before the last one.
+        epochs: number of steps before the last one.
         hyperparameters: paths of the numbers that no step changes, only the user.
     """
 

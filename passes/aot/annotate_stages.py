@@ -43,7 +43,7 @@ class AnnotateStages(Pass):
 
 
 def _inside(gm: fx.GraphModule, node: fx.Node) -> Iterator[fx.Node]:
-    """The nodes of the graphs that a higher-order operator such as a checkpoint runs."""
+    """Return the nodes in the graphs of a higher-order operator, such as a checkpoint."""
     if isinstance(node.target, HigherOrderOperator):
         for held in node.all_input_nodes:
             if held.op == "get_attr":

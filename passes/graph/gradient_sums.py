@@ -100,12 +100,12 @@ def transposes(node: fx.Node) -> bool:
 
 
 def is_table(node: fx.Node) -> bool:
-    """Whether a gradient is that of an embedding, whose rows can be added by themselves."""
+    """Whether a node computes an embedding's gradient, whose rows can be added separately."""
     return node.target is aten.embedding_dense_backward.default and not node.args[4]
 
 
 def rows_are_few(node: fx.Node) -> bool:
-    """Whether a gradient is that of an embedding with few rows that are not zero."""
+    """Whether a node computes an embedding's gradient with few rows that are not zero."""
     if not is_table(node):
         return False
     gradient = node.args[0]

@@ -122,13 +122,16 @@ def _only_copies(node: fx.Node) -> bool:
 
 
 def _maker(node: fx.Node) -> fx.Node:
-    """The operator that computes a value, which may be one of its several results."""
+    """Return the operator that computes a value, alone or among several results."""
     return node.all_input_nodes[0] if node.target is getitem else node
 
 
 def _count(capture: Joint, gradients: list[fx.Node], edge: float) -> int:
-    """Make the number of elements that are not large an output, for each of `gradients`; say how
-    many elements there are in all."""
+    """Output the number of elements that are not large, for each of `gradients`.
+
+    Returns:
+        The number of all elements.
+    """
     graph = capture.graph.graph
     limit = _half_at_most(edge * LARGEST_HALF)
     counts = []

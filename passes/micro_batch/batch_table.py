@@ -210,9 +210,9 @@ def indexed(op: OperatorCall) -> Row | None:
 def looked_up(op: OperatorCall) -> Row | None:
     """Elements that indices name, `x[i, :, j]`, or write, `x[i, :, j] = values`.
 
-    Dimensions without an index stay apart. Those of the indices do, too, where elements are read,
-    or added to nothing, which is partial. With the numbers of its own rows, as in
-    `x[torch.arange(len(x)), j]`, each row is for itself; a micro-batch counts its rows from 0.
+    Dimensions without an index stay separate. Dimensions of the indices do, too, if elements are
+    read, or added to zeros; that sum is partial. If the index has the numbers of the rows, as in
+    `x[torch.arange(len(x)), j]`, each row is separate; a micro-batch counts its rows from 0.
     """
     source, indices = op.args["self"], op.args["indices"]
     values: Any = op.args.get("values")
@@ -274,7 +274,7 @@ def _number_of_row(node: fx.Node, rows: int) -> int | None:
 
 
 def overwritten(op: OperatorCall) -> Row:
-    """A tensor of which a slice, or one place along a dimension, is another's."""
+    """Rule for a tensor in which another one replaces a slice, or one place along a dimension."""
     target, part = (shape_of(x) for x in op.tensors)
     axes = set() if part == target else op.axes()
     kept = tuple(None if dim in axes else dim for dim in range(len(target)))

@@ -58,7 +58,7 @@ def cut(capture: Joint, split: Split) -> tuple[list[Piece], list[str]]:
 class _Cutter(Extraction):
     """Give operators of the loop the sizes of a micro-batch, and its inputs blocks of rows.
 
-    `sources` has where each input comes from, with the block that it is, if it is one.
+    `sources` has the origin of each input, with its block if the input is one.
     """
 
     def __init__(self, capture: Joint, split: Split) -> None:

@@ -73,7 +73,7 @@ class Split:
         slices: whole arguments of which an operator reads a block.
         first: whole arguments of which an operator reads the first block in each micro-batch.
         args: arguments that differ on a micro-batch: sizes and numbers of rows.
-        means: values of which a micro-batch gives 1 / n.
+        means: values that a micro-batch multiplies by 1 / n.
     """
 
     n: int

@@ -103,8 +103,7 @@ def plan(program: Program, options: Options) -> tuple[Variable, ...]:
 
 
 def _in_shards(after: Sequence[Plain], located: Located, replicas: int) -> Iterator[Plain]:
-    """The end of a step, where updates know which parameters they update in shards, and gradients
-    of these are summed in shards."""
+    """Rewrite the end of a step to update parameters in shards, and to sum their gradients so."""
     updates = [in_shards(step, located) for step in after if isinstance(step, Update)]
     gradients = {
         gradient: parameter

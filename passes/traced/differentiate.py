@@ -118,7 +118,7 @@ class _Interpreter(FlowInterpreter):
 
 
 class _Renewing(_Interpreter):
-    """Run a traced graph; where a value is changed in place, the old one stays as it is.
+    """Run a traced graph; a change of a value in place makes a new one, and the old one stays.
 
     Inputs and buffers of the model change in place as before.
     """

@@ -194,7 +194,7 @@ def _takes_positions(target: Any) -> bool:
 
 
 def _within(argument: Any, dtype: torch.dtype) -> Any:
-    """A number as `dtype` can hold it: the largest of the wide type becomes that of the narrow."""
+    """Clip a number to `dtype`: the largest of the wide type becomes the largest of the narrow."""
     if isinstance(argument, bool) or not isinstance(argument, int | float):
         return argument
     if isinstance(argument, float) and not math.isfinite(argument):

@@ -47,7 +47,7 @@ class OverlapError(CompileError):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A marked stream: `value` is the input as it comes, or the output as it is made."""
+    """A marked stream: `value` is the input itself, or the output itself."""
 
     node: fx.Node
 

@@ -133,7 +133,7 @@ class MachineCodes:
                 yield Path(name)
 
     def _library(self, path: Path) -> Path:
-        """A library of the compiler's where it may be loaded from; once it is, it may go.
+        """Put a compiled library where it can be loaded; after that it may be deleted.
 
         Its name depends on its content: a process loads only the first of libraries with one name.
         """

@@ -1,12 +1,12 @@
 """Write a graph as Python that calls each operator directly.
 
 FX's own code finds an operator by four attributes and calls it through a Python function. For a
-small operator that takes as long as its arithmetic. It also holds its arguments to
-the end; this code empties the list in which it gets them.
+small operator that takes as long as its arithmetic. FX's code also holds its arguments to the end;
+this code empties the list in which it gets them.
 
-Some operators lay out their results in another way than the trace says where an argument is
-transposed: `copysign`, batch norm, gradients of losses. A view after one of them would fail, or
-`as_strided` show other elements. Such results are copied.
+If an argument is transposed, some operators lay out their results in another way than the trace
+says: `copysign`, batch norm, gradients of losses. A view after one of them would fail, or
+`as_strided` would show other elements. Such results are copied.
 """
 
 import re
@@ -83,7 +83,7 @@ class _OfList(fx.graph.CodeGen):
 
 
 def _with_linear(graph: fx.Graph) -> fx.Graph:
-    """A copy of `graph` in which a layer's product is one call, as it is in the model.
+    """Copy `graph` with one call for a layer's product, as in the model.
 
     AOTAutograd writes `linear(x, w, b)` as `addmm(b, x, t(w))`, and `linear` does the same inside.
     """
@@ -105,8 +105,10 @@ def _with_linear(graph: fx.Graph) -> fx.Graph:
 
 
 def _has_unsure_layout(node: fx.Node) -> bool:
-    """Whether a result may have another layout than the trace says: those of products, and of all
-    operators on plain contiguous tensors, have the same."""
+    """Whether a result may have another layout than the trace says.
+
+    Results of products, and of operators on plain contiguous tensors, have the same one.
+    """
     result = node.meta.get("val")
     if not isinstance(result, Tensor) or result.layout != torch.strided or not is_new(node):
         return False

@@ -103,7 +103,7 @@ def _compiled_together(recipes: Sequence[FunctionRecipe]) -> list[Stage]:
 
 
 def _told(recipes: Sequence[FunctionRecipe]) -> Iterator[FunctionRecipe]:
-    """The recipes, each of which is begun with."""
+    """Yield the recipes, and report the beginning of each."""
     for number, recipe in enumerate(recipes, 1):
         begin("functions", number, len(recipes))
         yield recipe
@@ -212,8 +212,8 @@ def _matters(record: logging.LogRecord) -> bool:
 def make_engine(name: str, check: str = "auto") -> Engine:
     """The engine called `name`, whose compiled functions are checked as `check` says.
 
-    `auto`: the one that the environment variable IPU_DYNAMO_ENGINE names (`auto`, `inductor` or
-    `eager`), else Inductor where a C++ compiler is found, else eager.
+    `auto`: the engine in the environment variable IPU_DYNAMO_ENGINE (`auto`, `inductor` or
+    `eager`), else Inductor if there is a C++ compiler, else eager.
     """
     if name == "auto":
         name = os.environ.get(ENGINE) or "auto"

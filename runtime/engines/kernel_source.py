@@ -33,7 +33,7 @@ class Kernel:
 
     @property
     def symbol(self) -> str:
-        """Its name where it is one of several."""
+        """Its name among several kernels."""
         return f"k_{self.digest[:32]}"
 
     @cached_property

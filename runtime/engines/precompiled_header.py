@@ -29,9 +29,9 @@ _OF_LIBRARIES = ("-shared", "-l", "-L", "-Wl,")
 
 
 def with_header(command: Sequence[str]) -> tuple[str, ...]:
-    """The command with which a compiler makes LIBRARY of SOURCE, reading compiled headers first.
+    """Return the command that compiles SOURCE to LIBRARY, and reads compiled headers first.
 
-    It is `command` itself where the user names no folder, or the compiler is not GCC or fails.
+    It is `command` itself if the user names no folder, or if the compiler is not GCC or fails.
 
     Raises:
         IpuError: somebody else can write to the folder that the user names.

@@ -16,11 +16,11 @@ def explain(
     arguments: Sequence[Tensor] | None,
     micro_batch: int,
 ) -> ExecutionError:
-    """The error that the caller sees when `call` raised `error`.
+    """Return the error that the caller sees when `call` raised `error`.
 
     Args:
-        arguments: of the call; None: they are gone. Without them, or where a second run succeeds,
-            the whole call is named.
+        arguments: of the call; None: they are gone. Without them, or if a second run succeeds, the
+            error names the whole call.
     """
     node = failing_operator(function, error, arguments)
     problem = f"{type(error).__name__}: {str(error).strip()}"

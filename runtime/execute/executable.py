@@ -96,8 +96,8 @@ class Executable:
         engine: makes callables of the program's functions.
         group_of: for each replica, the input group that it reads; empty: its own.
         seed: of the random streams, which `seed` and `step` determine.
-        workers: at most so many threads; None is one for each IPU of every replica. One runs
-            the micro-batches one after the other.
+        workers: the largest number of threads; None is one for each IPU of every replica. One
+            worker runs the micro-batches one after the other.
         devices: the torch device of every IPU, where the tensors of its variables are.
         hyperparameters: probable ones of the calls; the functions for them are compiled now.
         fuse_again: fuses the step anew if other hyperparameters are zero than those that `host` was
@@ -218,8 +218,10 @@ class Executable:
         return self._storage.tensor(name, replica)
 
     def whole(self, name: str) -> Tensor:
-        """The tensor that holds a variable on all groups of replicas, with a leading dimension
-        over these; the first replica's, where there are no groups."""
+        """Return the tensor of a variable on all groups of replicas.
+
+        It has a leading dimension over groups. Without groups it is the first replica's tensor.
+        """
         self._settle_alone()
         return self._storage.home(name)
 
@@ -247,10 +249,10 @@ class Executable:
         self._commit.check()
 
     def write(self, values: Values) -> None:
-        """Overwrite variables from outside of a step, in whichever thread.
+        """Overwrite variables from outside of a step, on any thread.
 
-        A call of another thread is waited for. Within a call, on its own thread or on one of its
-        workers, the values are copied, and count from the next step on.
+        If another thread runs a call, wait for its end. Within a call, on its own thread or on one
+        of its workers, the values are copied, and are used from the next step on.
 
         Args:
             values: see `Storage.write`.
@@ -279,7 +281,7 @@ class Executable:
         self._alone(write)
 
     def _alone(self, action: Callable[..., T], *arguments: Any) -> T:
-        """Do something while no call runs; wait for one of another thread."""
+        """Run `action` while no call runs; wait for a call of another thread."""
         me = caller()
         added = me not in self._inside
         try:

@@ -44,14 +44,14 @@ class FusedFunction:
         task: takes variables, hyperparameters and received values from registers, in this order.
             It leaves the new values of changing variables in the registers from `first_new` on.
         homes: the tensors of the variables that change.
-        constants: those of the variables that do not.
+        constants: the tensors of the variables that do not change.
         blank: for the registers after the hyperparameters.
         instructions, binding: the source of `task`.
         places: for each value that the function receives, its index in `streams.received`.
         fits: whether it leaves out the hyperparameters that are zero, and no others.
         checked: whether its results have had the types of their variables.
-        replay: repeats it without Python between steps, or says why nothing does; None: nothing is
-            to.
+        replay: repeats it without Python between steps, or is the reason against that; None: it is
+            not to be repeated.
     """
 
     host: HostProgram
@@ -282,7 +282,7 @@ class FusedStep:
     def _failure(
         self, names: Sequence[str]
     ) -> Callable[[int, Exception, Sequence[Any] | None, int], Exception]:
-        """The error for that of a fused function: found in the function of the program."""
+        """Return a function that finds a fused function's error in the function of the program."""
         call = self._call
         function = self._program.function(call.function)
 

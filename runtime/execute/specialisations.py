@@ -26,14 +26,14 @@ S = TypeVar("S", bound=Specialisation)
 class Specialisations(Generic[S]):
     """The specialisations of a step that were made so far.
 
-    Invariant: an error or an interrupt at any point leaves those of before, or these and one more.
-    Each of them is complete. One thread at a time chooses.
+    Invariant: an error or an interrupt at any point leaves the specialisations unchanged, or adds
+    one. Each of them is complete. One thread at a time chooses.
 
     Args:
         make: makes one for hyperparameters that no other one fits.
-        known: those that exist already. A step without another choice runs the first one.
-        most: how many are kept. A further one replaces the oldest, which is made again if a step
-            needs it. None: all are kept, and `make` refuses to make too many.
+        known: specialisations that exist already. A step without another choice runs the first one.
+        most: the largest number kept. A further one replaces the oldest, which is made again if a
+            step needs it. None: all are kept, and `make` refuses to make too many.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class RunUpdate(Protocol):
         """
 
     def joined(self, function: Function, device: torch.device, elements: int) -> Run | None:
-        """The same for parameters of so many elements in a row; None: it has to be for each."""
+        """Do the same for parameters of so many elements in a row; None: each needs its own."""
 
     def computing(self, function: Function) -> Run:
         """A callable that returns the results of the function."""

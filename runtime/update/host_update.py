@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ipu_dynamo.runtime.update.gradient_scale import GradientScale
 
-# Makes a step with the gradients of parameters, by name; with a leading dimension over groups of
-# replicas where there are several.
+# Makes a step with the gradients of parameters, by name. They have a leading dimension over groups
+# of replicas if there are several.
 HostStepper = Callable[[Mapping[str, Tensor]], None]
 
 
@@ -18,7 +18,7 @@ class HostGradients:
     """The gradients of an update.
 
     Args:
-        totals: by parameter, those of every group of replicas.
+        totals: by parameter, the sums of every group of replicas.
         grouped: parameters that have groups.
         scale: their divisor; None for 1.
     """

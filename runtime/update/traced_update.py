@@ -39,7 +39,7 @@ class TracedFactors:
         self._next: list[Tensor] = []
 
     def compute(self, numbers: Hyperparameters) -> bool:
-        """Compute the numbers of the next step; say whether the update was traced for such."""
+        """Compute the numbers of the next step; return whether the update was traced for them."""
         given = []
         for group, place, dtype in self._hyperparameters:
             number = numbers[group][place]
@@ -68,7 +68,7 @@ class TracedFactors:
 
 
 class CompleteGradient:
-    """A gradient once it is summed, of which the functions of an update take the quotient.
+    """A summed gradient that is divided before the functions of an update take it.
 
     Args:
         total: the sum.

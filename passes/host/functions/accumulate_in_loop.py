@@ -31,7 +31,7 @@ from ipu_dynamo.program import Decision, HostProgram
 
 @dataclass(frozen=True, slots=True)
 class LoopAccumulation:
-    """A gradient, of which a loop can write the first term.
+    """A gradient whose first term a loop can write.
 
     Args:
         write: stores the term in its accumulator, or adds it.

@@ -70,10 +70,10 @@ class MatmulAccumulation:
 
 
 def plan(graph: fx.Graph, *, all_sizes: bool = False) -> tuple[MatmulAccumulation, ...]:
-    """The accumulations of a function that are worth it. Reads the graph only.
+    """Find the worthwhile accumulations of a function. Reads the graph only.
 
     Args:
-        all_sizes: also those of small accumulators.
+        all_sizes: include small accumulators.
     """
     order = {node: place for place, node in enumerate(graph.nodes)}
     accumulations = []
@@ -105,7 +105,7 @@ def _fits(write: fx.Node, *, all_sizes: bool) -> bool:
 
 
 def apply(graph: fx.Graph, accumulation: MatmulAccumulation) -> None:
-    """Write a product where it is made, rows where they were added."""
+    """Write a product at its operator, and rows at the place of their addition."""
     term = accumulation.term
     if accumulation.matmul is not None:
         a, b = accumulation.matmul.args

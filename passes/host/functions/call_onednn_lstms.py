@@ -4,9 +4,9 @@ Before   %l = ipu.lstm(%x, %h, %c, ..., True);  %gates = getitem(%l, 3)
          %b = ipu.lstm_backward(%d, ..., %gates, %cells, ...)
 After    %l = ipu.onednn_lstm(%x, %h, %c, ..., 819200);  %workspace = getitem(%l, 3)
          %b = ipu.onednn_lstm_backward(%x, ..., %workspace, %d, ...)
-Keeps    source lines, shapes; values but for the order of sums. Where the gates leave the function,
-         the layer stays as it is: a workspace is of this machine alone (`RepeatLstms` sees to it
-         that they do not). So do layers of other types, with projections, or with lengths.
+Keeps    source lines, shapes; values up to the order of sums. If the gates leave the function, the
+         layer stays as it is: a workspace is for this machine alone. `RepeatLstms` prevents that.
+         Layers of other types, with projections, or with lengths stay, too.
 Source   PyTorch's own LSTM on the CPU; `python -m benchmarks recurrent_lstm` compares them.
 """
 

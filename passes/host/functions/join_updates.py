@@ -21,9 +21,9 @@ def can_join(function: Function) -> bool:
     """Whether a function computes element by element.
 
     Args:
-        function: takes a weight first; all that it takes is the parameter's own and of the
-            weight's shape, or a number. A tensor that all parameters share is neither: a row has it
-            once for each, so that the caller leaves such parameters out.
+        function: takes a weight first. All other inputs are numbers, or the parameter's own tensors
+            in the weight's shape. The caller leaves out parameters that share a tensor: a row would
+            need it once for each.
     """
     weight = function.inputs[0]
     shape = weight.shape if weight is not None else ()

@@ -1,4 +1,4 @@
-"""Rewrite functions of a HostProgram: copies, since those of the program stay as they are."""
+"""Rewrite copies of a HostProgram's functions; those of the program stay as they are."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -40,7 +40,7 @@ def gradients(
     padding: Sequence[int],
     mask: Sequence[bool],
 ) -> list[Tensor | None]:
-    """Those of input, weight and bias that `mask` wants; that of the input for a stride of 1."""
+    """Compute the gradients in `mask`, of input (only for a stride of 1), weight and bias."""
     by_channels = by_channel(gradient)
     sizes = len(gradient), *gradient.shape[2:]
     return [
@@ -59,8 +59,8 @@ def _of_input(
 ) -> Tensor:
     """f32[n, c, h, w], dense, from f32[o, n * rows * columns], which are `made`; `size` is [h, w].
 
-    Each place of the kernel gave the image, moved by that place, a part of the result. Sums of rows
-    and columns apart are fewer operators, of which Inductor makes slower code.
+    Each place of the kernel gave the image, moved by that place, a part of the result. Separate
+    sums of rows and columns are fewer operators, but Inductor makes slower code of them.
     """
     o, c, *kernel = weight.shape
     parts = (weight.reshape(o, -1).t() @ by_channels).view(c, *kernel, *sizes)

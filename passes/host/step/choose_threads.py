@@ -1,9 +1,9 @@
-"""Choose how many threads operators use, where workers share PyTorch's.
+"""Choose the number of threads of operators, if workers share PyTorch's threads.
 
 Before   HostProgram(threads=None)
 After    HostProgram(threads=1), for a pipeline of two IPUs where PyTorch has three threads
-Keeps    programs and functions. The number decides the order of some sums, so it follows PyTorch's
-         number of threads and the program, and never how many workers there are.
+Keeps    programs and functions. The number decides the order of some sums. So it depends on
+         PyTorch's number of threads and the program, and never on the number of workers.
 Source   our own: several teams of threads on the same cores collapse when the machine is busy.
 """
 
@@ -34,7 +34,7 @@ class ChooseThreads(Pass):
 
 
 def plan(host: HostProgram, *, several_at_once: bool) -> tuple[int, str] | None:
-    """The threads of an operator, and why so many; None: all that PyTorch has."""
+    """Return an operator's number of threads with the reason; None: all that PyTorch has."""
     program, available = host.inlined, torch.get_num_threads()
     places = program.num_ipus * program.replicas
     if host.deferred is not None:

@@ -48,7 +48,7 @@ _BACKWARD = frozenset(
 
 
 class UpcastNorms(GraphPass):
-    """The pass. `enabled`: whether to do so."""
+    """The pass. `enabled`: whether to upcast."""
 
     level = "joint"
 
@@ -77,7 +77,7 @@ def plan(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _let_read_unrounded(part: fx.Node, rewrite: InFloat) -> None:
-    """Let the backward pass read a result as it was before it was rounded."""
+    """Let the backward pass read a result before its rounding."""
     (wide,) = part.all_input_nodes
     for reader in part.users:
         if reader.target in _BACKWARD:

@@ -199,7 +199,7 @@ def _draw(drawing: Drawing) -> tuple[fx.Node, ...]:
 
 
 def key_input(capture: Joint) -> fx.Node:
-    """The input for the key; added after the other placeholders if there is none."""
+    """Return the input for the key; if it is missing, add it after the other placeholders."""
     nodes = capture.placeholder_nodes
     for node, role in capture.roles().items():
         if role.kind == "random_key":

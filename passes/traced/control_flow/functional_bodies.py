@@ -69,7 +69,7 @@ def exported(run: Run, likes: Sequence[tuple[Tensor, bool]]) -> fx.GraphModule:
 
 
 def _write_constants(module: fx.GraphModule) -> None:
-    """Compute the tensors that a body holds, such as `torch.tensor(0.5)`: it has no variables."""
+    """Compute a body's constants, such as `torch.tensor(0.5)`: a body has no variables."""
     constants = set()
     for node in list(module.graph.find_nodes(op="get_attr")):
         value = getattr(module, str(node.target))

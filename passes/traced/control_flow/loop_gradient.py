@@ -53,7 +53,7 @@ class LoopGradient:
 def loop_gradient(
     flow: ControlFlow, wanted: Sequence[bool], run_of: Callable[[Traced], Run]
 ) -> LoopGradient:
-    """The gradient of a loop for the inputs where it is `wanted`, and for all that it carries.
+    """Return the gradient of a loop for the `wanted` inputs, and for all carried values.
 
     Args:
         run_of: how a captured body is run.

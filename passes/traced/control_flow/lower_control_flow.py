@@ -61,7 +61,7 @@ class FlowInterpreter(fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
     def _require_gradient(self, value: Tensor, required: bool) -> None:
-        """Go on with a leaf, of which a gradient is required or not, in place of `value`."""
+        """Replace `value` by a leaf that requires a gradient, or does not."""
         node = self.running.args[0]
         assert isinstance(node, fx.Node)
         if value.requires_grad != required:

@@ -280,8 +280,10 @@ class _Lengthening:
         return tuple(role for _, role in returned)
 
     def _gradients(self, outputs: Sequence[OutputRole]) -> tuple[str, ...]:
-        """The parameters and values with a gradient: those of a layer that was left out have one
-        if those of the second layer have."""
+        """Return the parameters and values with a gradient.
+
+        Those of a left-out layer have one if those of the second layer have one.
+        """
         known = set(self.joint.report.gradients)
         second = {
             node: like

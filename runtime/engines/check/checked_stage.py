@@ -257,7 +257,7 @@ def _draws(graph: fx.Graph) -> bool:
 
 
 def _only(function: Function, places: set[int]) -> Function:
-    """A function with those of its results alone; it takes and writes the same arguments."""
+    """Copy a function with only some of its results; it takes and writes the same arguments."""
     graph, of = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in function.graph.graph.nodes:
         if node.op != "output":

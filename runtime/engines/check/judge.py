@@ -117,8 +117,8 @@ def judge(
         else:
             problem = difference(compiled[place], expected[place], of)
             failures[place] = Failure(place, problem)
-    # How the reference changes an argument, wherever all moved runs change it in the same way:
-    # where they do not, a right result may be the old value.
+    # The reference's changes of an argument, where all moved runs change it in the same way. At
+    # other places, a right result may be the old value.
     changes = {
         place: _change(expected[place], old[place - first_written])
         for place in still_old

@@ -113,7 +113,7 @@ def kernels_promised() -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def kernels_made_by(make: Callable[[_Original, list[str], str], Any]) -> Iterator[None]:
-    """Call `make` where generated code asks for a kernel of C++; it gets the original, too.
+    """Call `make` when generated code asks for a kernel of C++; `make` gets the original, too.
 
     Other threads get their kernels as before.
     """
@@ -136,9 +136,9 @@ def kernels_made_by(make: Callable[[_Original, list[str], str], Any]) -> Iterato
 
 
 def compiler_command() -> tuple[str, ...] | None:
-    """How Inductor would compile SOURCE to LIBRARY with the settings in force.
+    """Return Inductor's command to compile SOURCE to LIBRARY with the settings in force.
 
-    None where it would not do so with one command of the shell.
+    None if Inductor would not use one command of the shell.
     """
     if sys.platform == "win32":
         return None

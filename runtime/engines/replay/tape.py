@@ -66,12 +66,12 @@ class Tape:
     """A run that can be repeated with other memory.
 
     Args:
-        calls: four numbers each: kind, address, how many pointers, the first operand.
+        calls: four numbers each: kind, address, number of pointers, the first operand.
         operands: of a pointer, memory and bytes from its beginning; after those of a matmul its
             strides and sizes.
         nbytes: of temporary memory.
         constants: tensors whose addresses are among the operands.
-        kernels, matmuls: how many there are.
+        kernels, matmuls: their numbers.
     """
 
     signature: Signature

@@ -43,7 +43,7 @@ class CallTimes:
 class TransferTimes(Observer):
     """The spans of the last complete call; set it as an executable's `transfers` to record them.
 
-    Two of its methods are those of lists, so that an event is no Python call.
+    Two of its methods are methods of lists, so that an event is no Python call.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ class RecordedVariable:
     Args:
         variable: its name.
         when: in each step.
-        returns: of which micro-batches, and how they are joined; its name counts for nothing.
+        returns: the micro-batches, and the way to join them; its name is ignored.
     """
 
     variable: str
@@ -36,7 +36,7 @@ class StepRecords(Observer):
     Args:
         wanted: by a name for each.
         batching: of the program.
-        steps: updates in a call; one where there are none.
+        steps: updates in a call; 1 if there are none.
         unread: tensors of the model that the program does without, by name.
 
     Attributes:

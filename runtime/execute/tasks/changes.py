@@ -11,7 +11,7 @@ from time import monotonic
 
 
 class Changes:
-    """Guards values, and wakes up who waits for one of them.
+    """Guards values, and wakes up threads that wait for one of them.
 
     Invariant: the lock is never held while a thread waits.
     """

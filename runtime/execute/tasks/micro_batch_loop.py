@@ -32,7 +32,7 @@ from ipu_dynamo.tune.intra_op import intra_op_threads
 
 
 class MicroBatchLoop:
-    """The micro-batches between two updates; all of a call, when there are none.
+    """The micro-batches between two updates; without updates, all micro-batches of a call.
 
     Args:
         program: the program to run, with the registers of `storage`.
@@ -41,7 +41,7 @@ class MicroBatchLoop:
         threads: intra-op threads of each worker; None is torch's number.
         devices: of the IPUs.
         memory: where stored values go.
-        deferred: where gradients are returned by calls, and added in the order of micro-batches.
+        deferred: set if calls return gradients, which are added in the order of micro-batches.
 
     Attributes:
         binding: registers and callables of the instructions.
@@ -173,8 +173,10 @@ class _Gradients:
 
 
 def _last_of_all(schedule: Schedule) -> int | None:
-    """The pass that every micro-batch ends with; None where it runs on several workers, of which
-    none knows."""
+    """Return the last pass of every micro-batch; None if it runs on several workers.
+
+    None of these knows when a micro-batch ends.
+    """
     workers: dict[tuple[int, int], Set[int]] = {}
     last: dict[tuple[int, int], int] = {}
     for worker, runs in enumerate(schedule.runs):

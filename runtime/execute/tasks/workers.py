@@ -28,9 +28,9 @@ Work = Callable[[int, RunPass], None]  # a worker runs a pass
 Add = Callable[[int, AddGradients], None]
 _Do = Mapping[type, Callable[[int, Any], None]]  # by kind of action
 _LOST = "a worker's thread ended before its actions"
-_NO_THREAD = "can't start new thread"  # says Python when there is none
-_UNLOCKED = "release unlocked lock"  # says a condition whose wait was interrupted as it ended
-_LOOK = 1.0  # seconds after which a worker that waits looks whether the others are still there
+_NO_THREAD = "can't start new thread"  # Python's message
+_UNLOCKED = "release unlocked lock"  # a condition's message after an interrupt at the end of a wait
+_LOOK = 1.0  # seconds after which a waiting worker checks that the others are still there
 _START = 0.5  # seconds in which a thread begins after an interrupt of its start, if it does at all
 
 

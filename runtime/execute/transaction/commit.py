@@ -90,7 +90,7 @@ class NothingKept:
 
 
 class PendingSteps(Protocol):
-    """Steps that are being made, each of which gives variables new values."""
+    """Steps that are running; each gives variables new values."""
 
     @property
     def steps(self) -> int:
@@ -164,7 +164,7 @@ class Commit:
         self._state = after, self._state[1], None
 
     def write(self, write: Callable[[], None], steps: int) -> None:
-        """Write lasting variables, with signals deferred. The step counts as so many.
+        """Write lasting variables, with signals deferred. The write counts as `steps` steps.
 
         Raises:
             UpdateError: `write` has failed.
@@ -180,11 +180,11 @@ class Commit:
             self._state = TRANSITIONS["complete"][after], self._state[1] + steps, None
 
     def complete(self, steps: int) -> None:
-        """Complete the step, which counts as so many."""
+        """Complete the step, which counts as `steps` steps."""
         self._state = TRANSITIONS["complete"][self._state[0]], self._state[1] + steps, None
 
     def rebind(self, stored: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-        """Complete a step by which the variables with these stored tensors hold `values`."""
+        """Complete a step: the variables with these stored tensors now hold `values`."""
         count, pending = self._state[1:]
         if pending is not None:
             count += pending[1].steps
