@@ -132,6 +132,8 @@ class GraphFlow:
 class DirectionGraphs:
     """Forward and backward apart."""
 
+    kept: int = 0
+    read: tuple[int, ...] = ()
     bodies: tuple[Body, ...] = ()
     forward: fx.GraphModule
     backward: fx.GraphModule

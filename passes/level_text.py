@@ -115,7 +115,7 @@ def parse_level(text: str) -> Model:
     form = graph_form(check.attributes)
     record = read_record(text, _RECORDS[level], _first(level), check, form)
     if isinstance(record, DirectionGraphs):
-        return levels.Directions(record.forward, record.backward)
+        return levels.Directions(record.forward, record.backward, record.kept, record.read)
     if isinstance(record, StageParts):
         joint = check.captures[id(record.cut)]
         assert isinstance(joint, Joint), "its record is a JointGraph"
@@ -150,7 +150,13 @@ def _record(model: Model) -> Any:
         return _of_capture(model)
     if isinstance(model, levels.Directions):
         bodies = _bodies(model.forward, model.backward)
-        return DirectionGraphs(bodies=bodies, forward=model.forward, backward=model.backward)
+        return DirectionGraphs(
+            kept=model.kept,
+            read=model.read,
+            bodies=bodies,
+            forward=model.forward,
+            backward=model.backward,
+        )
     assert isinstance(model, Partitioned)
     bodies = _bodies(*(part.graph for part in model.parts))
     return StageParts(

@@ -208,10 +208,17 @@ class Partitioned:
 
 @dataclass(frozen=True)
 class Directions:
-    """A joint graph that was cut in two; forward returns the values that backward reads."""
+    """A joint graph that was cut in two; what backward reads of forward is a result of that.
+
+    Args:
+        kept: of a body: how many values forward returns for backward, which takes them first.
+        read: of a body: numbers of the inputs that backward takes after these.
+    """
 
     forward: fx.GraphModule
     backward: fx.GraphModule
+    kept: int = 0
+    read: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

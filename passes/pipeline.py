@@ -9,6 +9,7 @@ torch.compile(backend="ipu")           captured_passes, placement_passes, then A
 without gradients                      the same but for cutting_passes, on one graph
 with micro_batches                     placed_passes, split_passes, then for each piece:
                                        numeric_passes (of the loop: loop_passes), host_passes
+the body of a loop or a branch         CutBody, on its joint graph, while autograd differentiates it
 an optimiser's step that is traced     update_passes, before the model is compiled, and between
                                        two steps for other numbers; RetraceUpdate for each further
                                        step that was traced; then for each of its functions:
@@ -109,6 +110,7 @@ from ipu_dynamo.passes.program.split_weight_gradients import SplitWeightGradient
 from ipu_dynamo.passes.traced.anchor_values import AnchorValues
 from ipu_dynamo.passes.traced.call_recurrent_layers import CallRecurrentLayers
 from ipu_dynamo.passes.traced.check_types import CheckTypes
+from ipu_dynamo.passes.traced.control_flow.cut_body import CutBody
 from ipu_dynamo.passes.traced.control_flow.prepare_bodies import PrepareBodies
 from ipu_dynamo.passes.traced.control_flow.read_higher_order import ReadHigherOrder
 from ipu_dynamo.passes.traced.differentiate import Differentiate
@@ -611,6 +613,7 @@ def all_passes() -> list[Pass]:
         RepeatLstms(apart=True),
         DropUnreadGates(),
         SplitDirections(),
+        CutBody(),
         RemoveNumbers(),
         DropRepeatedResults(),
         *split_passes(),

@@ -26,11 +26,23 @@ After    capture: Joint
          %d = aten.mul(aten.expand(%t, [n]), %mask)                          in backward
          %g = aten.threshold_backward(%d, aten.detach(%k), 0)                in backward
          return (gradient(%w, %g), %l)
+Before   def body(%c: f32[n]):
+             %d = aten.mul(%c, 0.5)
+             return (%d,)
+         %r = ipu.control_flow([%x: f32[n]], GraphFlow("loop", 1, 0, 10, "", bodies=(body,)))
+         %y = %r[0]
+         return %y
+After    capture: Joint
+         def body(%c: f32[n]):
+             %d = aten.mul(%c, 0.5)
+             return (%d,)
+         %r = ipu.loop([%x], [], [], 10, body)                               in forward
+         %y = %r[0]                                                          in forward
+         return %y
 Keeps    values; stages and source lines, on forward and backward nodes. High-level operators,
          changes in place and switches of modes become functional ATen operators. PyTorch refuses to
          differentiate a graph if a gradient reads a value that changes in place, as %r here.
-         Only then is a change in place a new tensor, which all later readers read. Loops and
-         branches become operators with named bodies while autograd runs them.
+         Only then is a change in place a new tensor, which all later readers read.
 Source   PyTorch's AOTAutograd, whose joint graph is the result; PopTorch, whose tensors have one
          value each.
 """
@@ -66,7 +78,7 @@ from ipu_dynamo.ops.private.graphs import FakeTensorMode, OpOverload, module_of
 from ipu_dynamo.passes.aot.read_stages import is_backward
 from ipu_dynamo.passes.graph.builder import evaluate
 from ipu_dynamo.passes.kit import Pass
-from ipu_dynamo.passes.traced.control_flow.lower_control_flow import FlowInterpreter
+from ipu_dynamo.passes.traced.control_flow.flow_interpreter import FlowInterpreter
 from ipu_dynamo.passes.traced.describe_joint import describe
 from ipu_dynamo.passes.traced.writes.write_under_mask import refuse_rows
 

@@ -40,7 +40,7 @@ from ipu_dynamo.passes.update_levels import UpdateFunctions, UpdateGraphs
 from ipu_dynamo.program import Function, HostProgram, Program
 from tests.properties.evaluate import left_by
 
-STEPS = all_passes()
+STEPS = [step for step in all_passes() if step.name != "CutBody"]  # which autograd runs
 NAMES = [step.name for step in STEPS]
 LEVELS = ("traced", "joint", "directions", "parts", "program", "host")
 BATCH_LEVELS = ("split", "pieces")

@@ -14,13 +14,13 @@ from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.capture.control_flow.trace_control_flow import ControlFlow
 from ipu_dynamo.ops.bodies import Body
 from ipu_dynamo.ops.control_flow import branch_op
-from ipu_dynamo.passes.traced.control_flow.body_gradient import CutBody, cut_body
 from ipu_dynamo.passes.traced.control_flow.call_operators import (
     call_operator,
     gradients_of,
     type_of,
     zeros_of,
 )
+from ipu_dynamo.passes.traced.control_flow.cut_body import BodyGradient, cut_body
 from ipu_dynamo.passes.traced.control_flow.functional_bodies import Run, exported, functional
 from ipu_dynamo.program import TensorType
 
@@ -57,24 +57,24 @@ def branch_gradient(
     """
     likes = [n.meta["val"] for n in flow.bodies[0].placeholder_nodes]
     asked = list(zip(likes, wanted[1:], strict=True))
-    cuts = [cut_body(exported(run_of(body), asked).graph, lambda _: True) for body in flow.bodies]
-    places, slots = _slots([[n.meta["val"] for n in cut.kept] for cut in cuts])
-    gradients = tuple(sorted({i for cut in cuts for i in cut.joint.gradients}))
-    tangents = tuple(sorted({i for cut in cuts for i in cut.joint.tangents}))
-    read = tuple(sorted({i for cut in cuts for i in cut.read}))
-    results = [node.meta["val"] for node in cuts[0].joint.results]
+    cuts = [cut_body(exported(run_of(body), asked), range(len(likes))) for body in flow.bodies]
+    places, slots = _slots([cut.kept for cut in cuts])
+    gradients = tuple(sorted({i for cut in cuts for i in cut.gradients}))
+    tangents = tuple(sorted({i for cut in cuts for i in cut.tangents}))
+    read = tuple(sorted({i for cut in cuts for i in cut.cut.read}))
+    results = [node.meta["val"] for node in cuts[0].results]
     values = [*slots, *(likes[i] for i in read), *(results[i] for i in tangents)]
 
-    def forward(cut: CutBody, places: Sequence[int]) -> Run:
+    def forward(cut: BodyGradient, places: Sequence[int]) -> Run:
         def run(*tensors: Tensor) -> list[Tensor]:
-            values = fx.Interpreter(cut.forward).run(*tensors)
+            values = fx.Interpreter(cut.cut.forward).run(*tensors)
             kept = dict(zip(places, values[len(results) :], strict=True))
             filled = [kept[n] if n in kept else _blank(slot) for n, slot in enumerate(slots)]
             return [*values[: len(results)], *filled]
 
         return run
 
-    def backward(cut: CutBody, places: Sequence[int]) -> Run:
+    def backward(cut: BodyGradient, places: Sequence[int]) -> Run:
         def run(*tensors: Tensor) -> list[Tensor]:
             arguments = iter(tensors)
             kept = [next(arguments) for _ in slots]

@@ -8,7 +8,7 @@ from torch import Tensor, fx
 from ipu_dynamo.capture.control_flow.trace_control_flow import ControlFlow
 from ipu_dynamo.ops.bodies import Body
 from ipu_dynamo.ops.control_flow import branch_op, loop_op, while_loop_op
-from ipu_dynamo.passes.traced.control_flow.body_gradient import CutBody
+from ipu_dynamo.passes.traced.control_flow.cut_body import BodyGradient
 
 GradientType = tuple[torch.Size, torch.dtype, torch.device]
 
@@ -31,16 +31,19 @@ def call_operator(
 
 
 def gradients_of(
-    cut: CutBody, kept: Sequence[Tensor], inputs: dict[int, Tensor], tangents: dict[int, Tensor]
+    cut: BodyGradient,
+    kept: Sequence[Tensor],
+    inputs: dict[int, Tensor],
+    tangents: dict[int, Tensor],
 ) -> dict[int, Tensor]:
     """Run the backward half of a body; return gradients by numbers of inputs."""
     arguments = [
         *kept,
-        *(inputs[i] for i in cut.read),
-        *(tangents[i] for i in cut.joint.tangents),
+        *(inputs[i] for i in cut.cut.read),
+        *(tangents[i] for i in cut.tangents),
     ]
-    gradients = fx.Interpreter(cut.backward).run(*arguments)
-    return dict(zip(cut.joint.gradients, gradients, strict=True))
+    gradients = fx.Interpreter(cut.cut.backward).run(*arguments)
+    return dict(zip(cut.gradients, gradients, strict=True))
 
 
 def zeros_of(like: GradientType) -> Tensor:

@@ -16,7 +16,7 @@ from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.bodies import Body
 from ipu_dynamo.ops.control_flow import hold_bodies
 from ipu_dynamo.passes.graph.builder import call
-from ipu_dynamo.passes.traced.control_flow.body_gradient import read_joint
+from ipu_dynamo.passes.traced.control_flow.cut_body import describe_body
 from ipu_dynamo.program.ir.function import body_of
 
 _MOST_NUMBERS = 32  # different ones, in a constant that a body computes
@@ -26,8 +26,8 @@ Run = Callable[..., Sequence[Tensor]]
 def functional(run: Run, likes: Sequence[Tensor]) -> Body:
     """Return a body that computes the same as `run`, for dense tensors like these."""
     graph = exported(run, [(like, False) for like in likes])
-    joint = read_joint(graph.graph)
-    graph.graph.output_node().args = (tuple(joint.results),)
+    joint = describe_body(graph)
+    joint.output_node.args = (tuple(joint.returned),)
     return _body(graph)
 
 

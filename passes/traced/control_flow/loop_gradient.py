@@ -14,13 +14,13 @@ from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.capture.control_flow.trace_control_flow import ControlFlow
 from ipu_dynamo.ops.bodies import Body
 from ipu_dynamo.ops.control_flow import loop_op
-from ipu_dynamo.passes.traced.control_flow.body_gradient import cut_body
 from ipu_dynamo.passes.traced.control_flow.call_operators import (
     call_operator,
     gradients_of,
     type_of,
     zeros_of,
 )
+from ipu_dynamo.passes.traced.control_flow.cut_body import cut_body
 from ipu_dynamo.passes.traced.control_flow.functional_bodies import Run, exported, functional
 
 
@@ -67,19 +67,19 @@ def loop_gradient(
         for number, is_float in enumerate(floats)
     ]
     joint = exported(run_of(body), list(zip(likes, asked, strict=True)))
-    cut = cut_body(joint.graph, lambda number: number >= rows.stop)
-    again = [i for i in cut.read if i < flow.carried]  # carried values change: keep them, too
+    cut = cut_body(joint, range(rows.stop, len(likes)))
+    again = [i for i in cut.cut.read if i < flow.carried]  # carried values change: keep them, too
 
     def forward(*tensors: Tensor) -> list[Tensor]:
-        results_and_kept = fx.Interpreter(cut.forward).run(*tensors)
+        results_and_kept = fx.Interpreter(cut.cut.forward).run(*tensors)
         return [*results_and_kept, *(tensors[i] for i in again)]
 
     carried = tuple(i for i in range(flow.carried) if floats[i])
-    summed = tuple(i for i in cut.joint.gradients if i >= rows.stop)
-    of_rows = tuple(i for i in cut.joint.gradients if i in rows)
-    stacked = tuple(i for i in cut.joint.tangents if i >= flow.carried)
-    scanned = tuple(i for i in cut.read if i in rows)
-    captured = tuple(i for i in cut.read if i >= rows.stop)
+    summed = tuple(i for i in cut.gradients if i >= rows.stop)
+    of_rows = tuple(i for i in cut.gradients if i in rows)
+    stacked = tuple(i for i in cut.tangents if i >= flow.carried)
+    scanned = tuple(i for i in cut.cut.read if i in rows)
+    captured = tuple(i for i in cut.cut.read if i >= rows.stop)
 
     def backward(*tensors: Tensor) -> list[Tensor]:
         arguments = iter(tensors)
@@ -96,13 +96,13 @@ def loop_gradient(
         ]
 
     values = [likes[i] for i in (*carried, *summed)]
-    values += [cut.joint.results[i].meta["val"] for i in stacked]
-    values += [node.meta["val"] for node in cut.kept]
+    values += [cut.results[i].meta["val"] for i in stacked]
+    values += cut.kept
     values += [likes[i] for i in (*again, *scanned, *captured)]
     ahead, back = functional(forward, likes), functional(backward, values)
     return LoopGradient(
-        flow, ahead, back, len(cut.joint.results),
-        frozenset(cut.joint.tangents), carried, summed, of_rows, stacked, scanned, captured,
+        flow, ahead, back, len(cut.results),
+        frozenset(cut.tangents), carried, summed, of_rows, stacked, scanned, captured,
     )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ from ipu_dynamo.ops.control_flow import FLOW, register_flow
 from ipu_dynamo.ops.private.node_meta import EXAMPLE_VALUE
 from ipu_dynamo.passes.graph.extract import copied
 from ipu_dynamo.passes.kit import Pass
-from ipu_dynamo.passes.traced.control_flow.lower_control_flow import call_flow
+from ipu_dynamo.passes.traced.control_flow.flow_interpreter import call_flow
 
 
 class ReadHigherOrder(Pass):

@@ -1,13 +1,10 @@
-"""Turn captured loops and branches into operators with named bodies, where autograd runs them.
+"""Run captured loops and branches as operators with named bodies, for `Differentiate`.
 
-Before   %r = ipu.control_flow([%h, %x, %w], 3)
-After    %r = ipu.loop([%h], [%x], [%w], 100, "body_4f0c...");  and for its gradient
-         %g = ipu.loop([%dh, %zero], [%dy, %kept], [%w], 100, "body_9a1e...", True)
-         The gradients that forward takes, `ipu.take_gradients`, are their operators, which are
-         differentiated with the others
-Keeps    values. The gradient of a loop is a loop in reverse order; its body reads what each
-         iteration of the forward loop kept. That of a branch is a branch. Bodies are functional.
-Source   PyTorch's AOTAutograd, for the gradient of a body.
+For the gradient of a loop, this is a loop in reverse order, whose body reads what each iteration of
+the forward loop kept: `ipu.loop([%dh, %zero], [%dy, %kept], [%w], 100, "body_9a1e...", True)`. The
+gradient of a branch is a branch. Bodies are functional. AOTAutograd differentiates them, and
+`CutBody` cuts them. The gradients that forward takes, `ipu.take_gradients`, are their operators,
+which are differentiated with the others.
 """
 
 from collections.abc import Sequence
