@@ -19,6 +19,7 @@ from ipu_dynamo.debug import bisect as module
 from ipu_dynamo.options import OptionError
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.host.functions.rewrite_functions import rewrite_functions
+from ipu_dynamo.passes.host.recipes import avoid_inductor_faults
 from ipu_dynamo.passes.levels import Partitioned
 from ipu_dynamo.program import Decision
 from ipu_dynamo.runtime.engines import engines
@@ -286,7 +287,7 @@ def test_a_fault_in_the_engine_is_found_at_its_operator(monkeypatch, tmp_path):
 @pytest.mark.inductor
 def test_a_fault_of_inductor_is_found_and_its_repro_shows_it(monkeypatch, tmp_path, shown):
     """Inductor of PyTorch 2.13 overwrites what it still has to read."""
-    monkeypatch.setattr(engines, "miscompiled", lambda graph: None)
+    monkeypatch.setattr(avoid_inductor_faults, "miscompiled", lambda graph: None)
     torch.manual_seed(0)
     x, weight, index = torch.randn(3, 3), torch.randn(3, 3), torch.tensor([1, 1, 0])
 

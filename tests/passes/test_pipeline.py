@@ -377,7 +377,7 @@ def test_source_lines_are_kept_and_a_second_run_changes_nothing(training, narrow
         if step.name == "Differentiate":
             continue
         before = str(model.graph.graph)
-        assert not (step(model) and step.name != "NarrowTypes")
+        assert step(model) in (False, model) or step.name == "NarrowTypes"
         assert str(model.graph.graph) == before or step.name == "NarrowTypes"
 
 
