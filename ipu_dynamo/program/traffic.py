@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from ipu_dynamo.program.ir.base_instruction import Moved
 from ipu_dynamo.program.ir.instructions import Instruction, Repeat
 
-_COUNTED = ("stored", "loaded", "gathered", "scattered")
+_COUNTED = ("stored", "loaded", "gathered", "scattered", "exchanged")
 Links = Counter[tuple[int, int]]  # (from, to): bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """Bytes `stored` in streaming memory, and `loaded` from it; bytes that replicas get from each
-    other: shards of variables that are `gathered`, and of sums that are `scattered`."""
+    other: shards of variables that are `gathered`, and of sums that are `scattered`, and values
+    that are `exchanged` in a micro-batch."""
 
     stored: int = 0
     loaded: int = 0
     gathered: int = 0
     scattered: int = 0
+    exchanged: int = 0
 
     def __add__(self, other: "Traffic") -> "Traffic":
         return Traffic(
@@ -27,6 +29,7 @@ class Traffic:
             self.loaded + other.loaded,
             self.gathered + other.gathered,
             self.scattered + other.scattered,
+            self.exchanged + other.exchanged,
         )
 
     def __mul__(self, times: int) -> "Traffic":
@@ -35,6 +38,7 @@ class Traffic:
             self.loaded * times,
             self.gathered * times,
             self.scattered * times,
+            self.exchanged * times,
         )
 
     def __str__(self) -> str:
@@ -50,7 +54,9 @@ class Traffic:
     def between_replicas(self) -> str:
         """What replicas get from each other, as text; empty for nothing."""
         moved = f"{self.gathered} bytes gathered, {self.scattered} bytes scattered"
-        return moved if self.gathered or self.scattered else ""
+        shards = moved if self.gathered or self.scattered else ""
+        values = f"{self.exchanged} bytes exchanged" if self.exchanged else ""
+        return ", ".join(filter(None, (shards, values)))
 
 
 def moves(body: Sequence[Instruction], times: int = 1) -> Iterator[tuple[Moved, int]]:

@@ -23,7 +23,7 @@ from ipu_dynamo import (
 )
 from ipu_dynamo.errors import ProgramError
 from ipu_dynamo.passes.level_text import parse_level, write_level
-from ipu_dynamo.program import Collective, Program, TensorType
+from ipu_dynamo.program import Collective, Program, TensorType, Traffic
 from ipu_dynamo.program.ir.verify.program import verify
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.testing import Reference
@@ -284,6 +284,18 @@ def test_a_program_has_a_collective_between_two_calls_and_prints_its_bytes():
     step(torch.randn(4, WIDTH))
     (collective,) = (i for i in step.program.walk() if isinstance(i, Collective))
     assert "all_gather %tanh: f32[2,3] over 2 replicas, 24 bytes  on ipu0" in str(collective)
+
+
+def test_a_program_counts_what_replicas_exchange():
+    def compute(h):
+        parts = collectives.all_to_all(h.repeat(2, 1))[:2]
+        return collectives.all_gather(h, 2).sum(0) + collectives.all_reduce(h) + parts
+
+    step = compile_inference(Net(compute), Options("eager", replicas=2, device_iterations=5))
+    step(torch.randn(20, WIDTH))
+    program, nbytes = step.program, 5 * 2 * 3 * (2 * WIDTH * 4)  # one micro-batch's of the other
+    assert program.traffic == step.executable.memory.traffic == Traffic(exchanged=nbytes)
+    assert f"between replicas: {nbytes} bytes exchanged in a call" in program.short()
 
 
 class Forward(nn.Module):

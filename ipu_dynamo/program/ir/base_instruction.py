@@ -16,7 +16,15 @@ LOOP: frozenset[Section] = frozenset(("loop",))
 AFTER: frozenset[Section] = frozenset(("after",))
 Place = int | Literal["host", "off chip", "replicas"]  # an int is an IPU
 How = Literal[
-    "received", "sent", "copied", "stored", "loaded", "gathered", "scattered", "all_reduced"
+    "received",
+    "sent",
+    "copied",
+    "stored",
+    "loaded",
+    "gathered",
+    "scattered",
+    "all_reduced",
+    "exchanged",
 ]
 DoneBy = Literal["first", "previous", "next there", "last there"]
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ipu_dynamo.options.replica_groups import ReplicaGroups
-from ipu_dynamo.program.ir.base_instruction import LOOP, BaseInstruction, Use
+from ipu_dynamo.program.ir.base_instruction import LOOP, BaseInstruction, Moved, Use
 from ipu_dynamo.program.ir.types import TensorType
 
 CollectiveKind = Literal["all_gather", "all_reduce", "all_to_all"]
@@ -51,10 +51,13 @@ class Collective(BaseInstruction):
         return (Use(self.result, self.ipu, self.result_type),)
 
     @property
-    def nbytes(self) -> int:
-        """What each replica gets from others: all they have, or what is its own of that."""
-        others = (self.members - 1) * self.type.nbytes
-        return others // self.members if self.kind == "all_to_all" else others
+    def moves(self) -> tuple[Moved, ...]:
+        """The values of other replicas, or its part of these."""
+        others, shape = self.members - 1, self.type.shape
+        if self.kind == "all_to_all" and shape:
+            shape = (shape[0] // self.members, *shape[1:])
+        received = TensorType(self.type.dtype, (others, *shape))
+        return (Moved("exchanged", self.value, self.value, "replicas", self.ipu, received),)
 
     def __str__(self) -> str:
         moved = f"%{self.result} = {self.kind} %{self.value}: {self.type}"

@@ -62,6 +62,10 @@ class StreamingMemory:
         """Count the bytes that other replicas add to a replica's shard of a sum."""
         self._count(Traffic(scattered=(shards - 1) * _shard(value, shards)))
 
+    def exchange(self, nbytes: int) -> None:
+        """Give a replica the values of others."""
+        self._count(Traffic(exchanged=nbytes))
+
     def _count(self, moved: Traffic) -> None:
         with self._lock:  # workers move values side by side
             self.traffic += moved

@@ -214,7 +214,8 @@ class TaskWriter:
                 lines = [f"r[{target}] = memory.store(r[{source}])"]
                 text = f"r{target} = store r{source}"
             case Collective(kind=kind, result=name, members=members):
-                lines = [f"r[{target}] = {self._exchange(name)}.take(k)"]
+                taken = f"r[{target}] = {self._exchange(name)}.take(k)"
+                lines = [taken, f"memory.exchange({instruction.nbytes})"]
                 text = f"r{target} = {kind} r{source} of {members} replicas"
             case AllGather(value=name):
                 lines = [f"memory.gather(r[{target}], {self._shards(name)})"]
