@@ -156,6 +156,7 @@ UNUSED = {  # other devices, calls that write into a tensor, and inner forms of 
     *("lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data", "_upsample_lanczos2d_aa.vec"),
     "multilabel_margin_loss_forward.default",  # of the loss that is written anew
 }
+LATER = {"to_dense.default"}  # since PyTorch 2.14: sparse tensors, which programs refuse
 OURS = {"cov.default", "combinations.default", "ctc_loss.IntList", "ctc_loss.Tensor"}
 
 
@@ -167,7 +168,7 @@ def test_every_decomposition_is_compared():
             if {AUTOGRAD, COMPOSITE} & getattr(packet, overload).py_kernels.keys():
                 found.add(f"{name}.{overload}")
     compared = set(" ".join(OPERATORS.values()).split())
-    assert found - UNUSED - OURS == compared
+    assert found - UNUSED - OURS - LATER == compared
 
 
 def computed(function, args, options):
@@ -203,6 +204,10 @@ def test_is_its_operator_on_edge_values(cases):
 @pytest.mark.parametrize("shape", [(3, 0, 5), (3, 4, 0), (0, 4, 5), (2, 4, 5)])
 @pytest.mark.parametrize("weighted", [True, False])
 def test_group_norm_of_nothing_has_gradients(shape, weighted):
+    if torch.__version__ >= "2.14" and 0 in shape[1:]:
+        with pytest.raises(RuntimeError, match="to be greater than 0"):
+            F.group_norm(torch.zeros(shape), 4)
+        return  # this PyTorch refuses it, too
     run = torch.compile(F.group_norm, backend="ipu", options={"engine": "eager"})
     results = []
     for function in (run, F.group_norm):
