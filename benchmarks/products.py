@@ -16,7 +16,7 @@ from ipu_dynamo.ops import onednn
 from ipu_dynamo.program import HostProgram
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.tune.matmul_classes import MATMULS, class_of, factors
-from ipu_dynamo.tune.microbenchmark import fastest
+from ipu_dynamo.tune.microbenchmark import shortest_times
 
 aten = torch.ops.aten
 CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
@@ -66,7 +66,7 @@ def _faster(node: fx.Node, operands: Operands) -> Callable[[], Any]:
         target: Any = node.target
         ways["torch"] = lambda: target(*arguments)
     with torch.no_grad():
-        seconds = fastest(ways, 0.005)
+        seconds = shortest_times(ways, 0.005)
     return ways[min(seconds, key=seconds.__getitem__)]
 
 

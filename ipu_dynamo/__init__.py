@@ -103,7 +103,7 @@ __all__ = [
     "set_overlap_for_output",
 ]
 
-_HOMES = {
+_NAMES_IN = {
     "ipu_dynamo.torch_compile.backend_options": ("BackendOptions",),
     "ipu_dynamo.capture.control_flow.higher_order": ("cond", "for_loop"),
     "ipu_dynamo.blocks": ("BeginBlock", "Block", "BlockFunction"),
@@ -140,13 +140,13 @@ _HOMES = {
     "ipu_dynamo.whole_step.saving.loaded_model": ("LoadedModel",),
     "ipu_dynamo.whole_step.saving.save": ("save",),
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME_OF[name]), name)
+    return getattr(import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

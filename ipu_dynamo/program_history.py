@@ -14,7 +14,7 @@ from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.schedule.schedule import Schedule
 
 _LIMIT = 32
-_recent: deque[Program] = deque(maxlen=_LIMIT)
+_programs: deque[Program] = deque(maxlen=_LIMIT)
 
 
 def programs() -> tuple[Program, ...]:
@@ -23,7 +23,7 @@ def programs() -> tuple[Program, ...]:
     A model that is trained through `torch.compile(backend="ipu")` has two: its forward and its
     backward pass. `torch._dynamo.reset()` forgets them.
     """
-    return tuple(_recent)
+    return tuple(_programs)
 
 
 def remember(
@@ -37,7 +37,7 @@ def remember(
         plan, schedule: make the plan of this computer and the schedule of the IPUs; they are called
             only for a trace. Without a plan, the trace gets the listing of `host`.
     """
-    _recent.append(host.program)
+    _programs.append(host.program)
     if not is_tracing():
         return
     from ipu_dynamo.passes.level_text import write_level  # others do not pay for it
@@ -52,4 +52,4 @@ def remember(
 
 
 def forget() -> None:
-    _recent.clear()
+    _programs.clear()

@@ -220,8 +220,8 @@ def __getattr__(name: str) -> Any:
     known = globals()
     for module in _MODULES_ON_FIRST_USE:
         known.setdefault(module, import_module(f"{__name__}.{module}"))
-    for home, names in _NAMES_ON_FIRST_USE.items():
-        module_of_names = import_module(f"{__name__}.{home}")
+    for module_name, names in _NAMES_ON_FIRST_USE.items():
+        module_of_names = import_module(f"{__name__}.{module_name}")
         for each in names:
             known.setdefault(each, getattr(module_of_names, each))  # unless a program has set it
     return known[name]

@@ -186,15 +186,15 @@ class DeviceWeights:
 
     def _follow(self) -> None:
         """Note what other executors have trained since, for the device to get before it runs."""
-        if self._weights.lock.is_mine():
+        if self._weights.lock.held_here():
             return  # what is going on began with it
-        news = self._trainers.fetch()
-        if not news:
+        fetched = self._trainers.fetch()
+        if not fetched:
             return
 
         def follow() -> None:
-            self._weights.follow(self._trainers.changed(news))
-            self._trainers.follow(news)
+            self._weights.follow(self._trainers.changed(fetched))
+            self._trainers.follow(fetched)
 
         self._weights.lock.run(follow)
 
@@ -247,10 +247,10 @@ class Trainers:
         for weights, seen in list(self._followed.items()):
             if weights.owner is None and weights.version == seen:
                 self._followed.pop(weights, None)  # it trains no more
-        news = {w: w.version for w, seen in list(self._followed.items()) if w.version != seen}
-        for weights in news:
+        fetched = {w: w.version for w, seen in list(self._followed.items()) if w.version != seen}
+        for weights in fetched:
             weights.fetch()
-        return news
+        return fetched
 
     def look(self) -> None:
         """Note who trains tensors of the model."""
@@ -258,10 +258,10 @@ class Trainers:
             if weights is not self._own:
                 self._followed.setdefault(weights, 0)
 
-    def changed(self, news: dict[DualView, int]) -> frozenset[int]:
+    def changed(self, fetched: dict[DualView, int]) -> frozenset[int]:
         """The ids of the host's tensors that have got new values by that which is news."""
         followed = self._followed  # one that another thread has taken out has nothing new
-        changed = (w.changed_since(followed.get(w, w.version)) for w in news)
+        changed = (w.changed_since(followed.get(w, w.version)) for w in fetched)
         return frozenset().union(*changed)
 
     def followed(self) -> NoSync:
@@ -272,9 +272,9 @@ class Trainers:
         self.look()
         return NoSync(list(self._followed))
 
-    def follow(self, news: dict[DualView, int]) -> None:
+    def follow(self, fetched: dict[DualView, int]) -> None:
         """Note that news have been taken over."""
-        self._followed.update(news)
+        self._followed.update(fetched)
 
 
 _all: "weakref.WeakValueDictionary[int, Trainers]" = weakref.WeakValueDictionary()

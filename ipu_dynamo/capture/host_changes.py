@@ -38,9 +38,9 @@ def changed_attributes(capture: Traced) -> list[tuple[Tensor, Tensor]]:
         # Stand-ins of attributes may have changed, for operators on nothing else run in the trace;
         # they are where the program runs.
         copies = {
-            name: attributes.get(name, stand).to(stand.device, copy=True)
-            for name, stand in tensors.items()
-            if isinstance(stand, Tensor)
+            name: attributes.get(name, stand_in).to(stand_in.device, copy=True)
+            for name, stand_in in tensors.items()
+            if isinstance(stand_in, Tensor)
         }
         _, lost = _run(graph.graph, copies)
     return [

@@ -297,23 +297,23 @@ def _settle(reads: OutsideReads, graph: fx.GraphModule | None) -> None:
     nodes = [node for _, node, _ in left if node is not None]
     known = known_values(graph, nodes) if graph is not None and nodes else {}
     if graph is not None and left:
-        _keep_apart(graph.graph, {id(tensor) for tensor, _, _ in left})
+        _describe_by_fakes(graph.graph, {id(tensor) for tensor, _, _ in left})
     for tensor, node, where in left:
         leave(tensor, None if node is None else known.get(node), where)
 
 
-def _keep_apart(graph: fx.Graph, kept: Collection[int]) -> None:
+def _describe_by_fakes(graph: fx.Graph, kept: Collection[int]) -> None:
     """Describe what nodes give, also in bodies, by tensors that Python has not got."""
 
-    def apart(tensor: Tensor) -> Tensor:
+    def described(tensor: Tensor) -> Tensor:
         return look_of(tensor) if id(tensor) in kept else tensor
 
     for node in graph.nodes:
         if "val" in node.meta:
-            node.meta["val"] = pytree.tree_map_only(Tensor, apart, node.meta["val"])
+            node.meta["val"] = pytree.tree_map_only(Tensor, described, node.meta["val"])
         if FLOW in node.meta:
             for body in node.meta[FLOW].bodies:
-                _keep_apart(body.graph.graph, kept)
+                _describe_by_fakes(body.graph.graph, kept)
 
 
 def _refuse_unknown_objects(arguments: Arguments) -> None:

@@ -137,7 +137,7 @@ class Gradients:
         return cls(head, x.new_zeros(x.shape, dtype=product), of_rhs, sum_of_rhs, accumulate)
 
     @property
-    def apart(self) -> bool:
+    def rounds_at_end(self) -> bool:
         """Whether the sum for `rhs` is rounded at the end."""
         return self.sum_of_rhs is not self.of_rhs
 
@@ -150,15 +150,15 @@ class Gradients:
         share = share.to(product)
         of_rows, of_classes = self.head.x[top:bottom], self.head.rhs[:, first:last]
         self.of_x[top:bottom].addmm_(share.t(), of_classes.t().to(product))
-        keep = 0 if (self.apart or not self.accumulate) and top == 0 else 1
+        keep = 0 if (self.rounds_at_end or not self.accumulate) and top == 0 else 1
         total = self.sum_of_rhs[:, first:last]
         _add_matmul(total, of_rows.t().to(product), share.t(), keep)
 
     def finish(self) -> Tensor:
         """Round the sums; return that for `x`."""
-        if self.apart and self.accumulate:
+        if self.rounds_at_end and self.accumulate:
             self.of_rhs.add_(self.sum_of_rhs)
-        elif self.apart:
+        elif self.rounds_at_end:
             self.of_rhs.copy_(self.sum_of_rhs)
         return self.of_x.to(self.head.x.dtype)
 

@@ -165,7 +165,7 @@ class Signature:
         return self._alone(partial(self._run_alone, tensors, watch))
 
     def _alone(self, action: Callable[[], _Result]) -> _Result:
-        if self._lock.is_mine():  # in what watches a call, or in a signal's handler
+        if self._lock.held_here():  # in what watches a call, or in a signal's handler
             raise RuntimeError("a signature cannot be called or closed within its own call")
         return self._lock.run(action)
 

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from ipu_dynamo.testing.digits import with_enough_digits
     from ipu_dynamo.testing.graphs import aten_graphs
     from ipu_dynamo.testing.models import modules, recipes
-    from ipu_dynamo.testing.placements import BlockAt, Placement, placements_of
+    from ipu_dynamo.testing.placements import BlockAt, BlockPlacement, Placement, placements_of
     from ipu_dynamo.testing.recipe import Recipe, Step
     from ipu_dynamo.testing.reference import Reference
 
-_HOMES = {
+_NAMES_IN = {
     "batchings": ("options_for",),
     "compare": (
         "assert_close",
@@ -38,13 +38,14 @@ _HOMES = {
     "digits": ("with_enough_digits",),
     "graphs": ("aten_graphs",),
     "models": ("modules", "recipes"),
-    "placements": ("BlockAt", "Placement", "placements_of"),
+    "placements": ("BlockAt", "BlockPlacement", "Placement", "placements_of"),
     "recipe": ("Recipe", "Step"),
     "reference": ("Reference",),
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names}
 __all__ = [
     "BlockAt",
+    "BlockPlacement",
     "Placement",
     "Recipe",
     "Reference",
@@ -63,9 +64,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from ipu_dynamo.options import Engine, Location, Locations, Options, Strategy
-from ipu_dynamo.testing.placements import Placement
+from ipu_dynamo.testing.placements import BlockPlacement
 
 
 @st.composite
@@ -14,7 +14,7 @@ def options_for(
     *,
     engine: Engine = "eager",
     training: bool = True,
-    placement: Placement | None = None,
+    placement: BlockPlacement | None = None,
     max_iterations: int = 3,
     max_accumulation: int = 4,
     max_replicas: int = 3,

@@ -30,7 +30,7 @@ class BlockAt:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class BlockPlacement:
     """Blocks of a model, and how they run."""
 
     blocks: tuple[BlockAt, ...] = ()
@@ -51,6 +51,9 @@ class Placement:
         return 2 * stages - 1 if training else stages
 
 
+Placement = BlockPlacement  # its earlier name, which programs have
+
+
 @st.composite
 def placements_of(
     draw: st.DrawFn,
@@ -59,7 +62,7 @@ def placements_of(
     max_blocks: int = 4,
     max_ipus: int = 4,
     kinds: Sequence[StrategyKind] = ("sharded", "pipelined", "serial_phased", "parallel_phased"),
-) -> Placement:
+) -> BlockPlacement:
     """Placements that the compiler accepts for any model whose `layers` run in that order, once.
 
     They shrink towards no block at all.
@@ -98,13 +101,13 @@ def placements_of(
         BlockAt(layers[position], None if naming == "anonymous" else f"block {i}", ipu)
         for i, (position, ipu) in enumerate(zip(where, ipus, strict=True))
     )
-    return Placement(blocks, strategy)
+    return BlockPlacement(blocks, strategy)
 
 
 @st.composite
 def _in_phases(
     draw: st.DrawFn, kind: StrategyKind, layers: Sequence[str], ipus: Sequence[int], max_ipus: int
-) -> Placement:
+) -> BlockPlacement:
     """Blocks before `layers` in phases, several in one or one in each; they want `ipus`."""
     # What runs before the first block belongs to the first phase, on IPU 0.
     phases = [[StageSpec(("start",), 0)]]
@@ -124,4 +127,4 @@ def _in_phases(
         liveness=draw(st.sampled_from(PARALLEL_LIVENESS if alternate else get_args(Liveness))),
         separate_backward_phase=draw(st.booleans()),
     )
-    return Placement(tuple(blocks), strategy)
+    return BlockPlacement(tuple(blocks), strategy)

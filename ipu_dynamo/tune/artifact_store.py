@@ -20,7 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ipu_dynamo.errors import IpuError
-from ipu_dynamo.tune.scratch_folders import scratch_folder, sweep
+from ipu_dynamo.tune.scratch_folders import remove_abandoned, scratch_folder
 
 log = logging.getLogger(__name__)
 CACHE_DIR = "IPU_DYNAMO_CACHE_DIR"  # environment variable: the folder, or OFF
@@ -75,10 +75,10 @@ class StageStore:
         """A folder to compile in, for a block."""
         return scratch_folder(self._building)
 
-    def sweep(self) -> None:
+    def remove_abandoned(self) -> None:
         """Remove what killed processes have left."""
         with suppress(OSError):  # what cannot be removed harms nothing
-            sweep(self._building)
+            remove_abandoned(self._building)
             for folder in (self._stages, self._kernels, self._checks):
                 _sweep_unfinished(folder)
 

@@ -19,7 +19,7 @@ from ipu_dynamo.tune.artifact_store import open_store
 from ipu_dynamo.tune.autotune_cache import kept_figures
 from ipu_dynamo.tune.convolution_shape import ConvolutionShape
 from ipu_dynamo.tune.machine_name import machine_name
-from ipu_dynamo.tune.microbenchmark import fastest, one_thread
+from ipu_dynamo.tune.microbenchmark import one_thread, shortest_times
 
 log = logging.getLogger(__name__)
 _SECONDS = 0.03  # for each convolution
@@ -80,7 +80,7 @@ def measure(shape: ConvolutionShape) -> dict[str, float]:
         )
         ways["patches"] = lambda: of_weight and patches(x, kernel, *where)
         ways["sums"] = lambda: of_x and F.fold(parts, shape.x[2:], kernel, padding=shape.padding)
-    times = fastest(ways, _SECONDS)
+    times = shortest_times(ways, _SECONDS)
     log.info("%s measured: %s", shape, times)
     moved = sum(seconds for way, seconds in times.items() if way not in ("torch", "matmuls"))
     return {"torch": times["torch"], "matmuls": times["matmuls"] + _COMPILED * moved}

@@ -20,7 +20,7 @@ from ipu_dynamo.tune.artifact_store import open_store
 from ipu_dynamo.tune.autotune_cache import Figures, kept_figures
 from ipu_dynamo.tune.machine_name import machine_name
 from ipu_dynamo.tune.matmul_classes import MEASURED, MatmulClass, example_of
-from ipu_dynamo.tune.microbenchmark import fastest, one_thread
+from ipu_dynamo.tune.microbenchmark import one_thread, shortest_times
 
 log = logging.getLogger(__name__)
 Way = Literal["torch", "onednn", "packed"]
@@ -61,7 +61,7 @@ def measure() -> Times:
     """Time a matmul of each class by each library, in less than a second on a usual machine."""
     start = time.thread_time()
     with one_thread():
-        times = {matmul: fastest(_ways(matmul), _SECONDS) for matmul in MEASURED}
+        times = {matmul: shortest_times(_ways(matmul), _SECONDS) for matmul in MEASURED}
     log.info("matmuls measured in %.2f s of one core", time.thread_time() - start)
     return times
 

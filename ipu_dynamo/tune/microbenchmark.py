@@ -26,7 +26,7 @@ def one_thread() -> Iterator[None]:
         yield
 
 
-def fastest(ways: Mapping[W, Callable[[], object]], seconds: float) -> dict[W, float]:
+def shortest_times(ways: Mapping[W, Callable[[], object]], seconds: float) -> dict[W, float]:
     """The time of the fastest of several calls of each way, in seconds; within `one_thread`.
 
     The calls take turns, so that a busy machine slows all ways alike.

@@ -27,7 +27,7 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
         os.close(handle)
 
 
-def sweep(parent: Path) -> None:
+def remove_abandoned(parent: Path) -> None:
     """Remove the folders in `parent` of processes that were killed."""
     if not parent.exists() or all(path.name == _GATE for path in parent.iterdir()):
         return

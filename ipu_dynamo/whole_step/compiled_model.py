@@ -375,8 +375,8 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             lambda: executable.host_plan,
             lambda: executable.schedule_for(None),
         )
-        told = set() if self._inputs is None else self._inputs.told
-        self._inputs = CallInputs(compiled.program, compiled.input_names, self.options, told)
+        warned = set() if self._inputs is None else self._inputs.warned
+        self._inputs = CallInputs(compiled.program, compiled.input_names, self.options, warned)
         self._anchored = {}
         self._engine, self._expected = engine, expected
         self._compiled, self._executable = compiled, executable

@@ -292,10 +292,10 @@ def reduction(*, adds: bool = False, mean: bool = False) -> Rule:
     def rule(op: OperatorCall) -> Row:
         (source,), axes = op.sources, op.axes()
         dims: Labels = tuple(range(len(shape_of(source))))
-        apart = tuple(None if dim in axes else dim for dim in dims)
+        left = tuple(None if dim in axes else dim for dim in dims)
         keep = len(op.shapes[0]) == len(dims)
-        result = apart if keep else tuple(dim for dim in dims if dim not in axes)
-        labels = dims if adds else apart
+        result = left if keep else tuple(dim for dim in dims if dim not in axes)
+        labels = dims if adds else left
         results = (result,) * len(op.shapes)
         return Row(((source, labels),), results, mean=frozenset({0} if mean else ()))
 

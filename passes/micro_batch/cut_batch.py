@@ -203,13 +203,13 @@ def _block(value: Tensor, rows: Shard, n: int) -> Tensor:
         return blocks(value, rows.dim, rows.outer, n)[0]
 
 
-def _repeats(node: fx.Node, home: int, index: int) -> bool:
+def _repeats(node: fx.Node, owner: int, index: int) -> bool:
     """Whether a phase computes a value of another one itself: a mask or an integer that the plan
     prepared, a constant, or a view of an argument."""
-    if (home, index) == (LOOP, BEFORE):
+    if (owner, index) == (LOOP, BEFORE):
         return True
     looks = is_view(node) and root(node).op == "placeholder"
-    return home == BEFORE and (makes_constant(node) or looks)
+    return owner == BEFORE and (makes_constant(node) or looks)
 
 
 class CutBatch(Pass):

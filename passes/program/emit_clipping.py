@@ -104,7 +104,7 @@ def plan(
     every = [name for own in gradients.values() for name in own.values()]
     wide = any(types[name].dtype == torch.float64 for name in every)
     number = TensorType(torch.float64 if wide else torch.float32, ())
-    home, norms = ipus[0], []
+    owner, norms = ipus[0], []
     clips: list[Plain] = []
     for ipu in ipus:
         name = alone(f"clip.norm.ipu{ipu}")
@@ -121,12 +121,12 @@ def plan(
                 scales[ipu],
             )
         )
-        norms.append(name if ipu == home else on_ipu(name, home))
-        if ipu != home:
-            clips.append(Copy(name, norms[-1], number, ipu, home, "norm of gradients"))
-    clips.append(ClipFactor(rule, tuple(norms), _FACTOR, number, home))
-    factors = {ipu: _FACTOR if ipu == home else on_ipu(_FACTOR, ipu) for ipu in ipus}
+        norms.append(name if ipu == owner else on_ipu(name, owner))
+        if ipu != owner:
+            clips.append(Copy(name, norms[-1], number, ipu, owner, "norm of gradients"))
+    clips.append(ClipFactor(rule, tuple(norms), _FACTOR, number, owner))
+    factors = {ipu: _FACTOR if ipu == owner else on_ipu(_FACTOR, ipu) for ipu in ipus}
     clips += [
-        Copy(_FACTOR, factors[ipu], number, home, ipu, "clipping of gradients") for ipu in ipus[1:]
+        Copy(_FACTOR, factors[ipu], number, owner, ipu, "clipping of gradients") for ipu in ipus[1:]
     ]
     return clips, factors

@@ -97,7 +97,7 @@ class TracedForm:
     options: Options
 
     @property
-    def home(self) -> int:
+    def owner(self) -> int:
         """Where the counters are, and numbers are computed."""
         return min(self.owners.values())
 
@@ -111,7 +111,7 @@ class TracedForm:
             for key, type_ in own
         ]
         free = [*((c.name, c.type) for c in trace.counters), *trace.shared]
-        return states + [Variable(name, type_, "state", self.home) for name, type_ in free]
+        return states + [Variable(name, type_, "state", self.owner) for name, type_ in free]
 
     def factors(self) -> UpdateFactors:
         """The instruction that computes the numbers."""
@@ -128,7 +128,7 @@ class TracedForm:
             tuple(counter.name for counter in trace.counters),
             trace.results,
             tuple(type_ for type_ in types if type_ is not None),
-            self.home,
+            self.owner,
         )
 
     def split(self, update: Update) -> list[Update]:
@@ -156,11 +156,11 @@ class TracedForm:
         )
 
     def _known_as(self, number: str, ipu: int) -> str:
-        return number if ipu == self._makers.get(number, self.home) else on_ipu(number, ipu)
+        return number if ipu == self._makers.get(number, self.owner) else on_ipu(number, ipu)
 
     @cached_property
     def _makers(self) -> dict[str, int]:
-        """Return the IPUs of values that parameters compute for others; others are from `home`."""
+        """Return the IPUs of values that parameters compute for others; others are from `owner`."""
         return {
             value: self.owners[name]
             for turn in self.trace.rounds
@@ -171,7 +171,7 @@ class TracedForm:
     def copies(self, updates: Sequence[Update]) -> list[Plain]:
         """The copies to other IPUs of numbers that are known before the step."""
         types = dict(zip(self.trace.results, self.trace.factors.outputs, strict=False))
-        readers = [(u.ipu, name) for u in updates if u.ipu != self.home for name in u.parameters]
+        readers = [(u.ipu, name) for u in updates if u.ipu != self.owner for name in u.parameters]
         copied: dict[tuple[str, int], TensorType] = {}
         for ipu, name in readers:
             parts = [turn.parts[name] for turn in self.trace.rounds if name in turn.parts]
@@ -180,7 +180,7 @@ class TracedForm:
                 if type_ is not None:
                     copied[number, ipu] = type_
         return [
-            Copy(number, on_ipu(number, ipu), type_, self.home, ipu, "numbers of the update")
+            Copy(number, on_ipu(number, ipu), type_, self.owner, ipu, "numbers of the update")
             for (number, ipu), type_ in copied.items()
         ]
 
@@ -194,13 +194,13 @@ class TracedForm:
             made += [self._part(part, *update_of[name]) for name, part in turn.parts.items()]
             for name, part in turn.parts.items():
                 ipu = self.owners[name]
-                if ipu != self.home:
+                if ipu != self.owner:
                     types = self.trace.pieces[part.function].outputs
-                    made += _copies(part.results, types, ipu, self.home)
+                    made += _copies(part.results, types, ipu, self.owner)
             made.append(self._joint(turn))
             types = self.trace.pieces[turn.function].outputs
-            for ipu in sorted({*self.owners.values()} - {self.home}):
-                made += _copies(turn.results, types, self.home, ipu)
+            for ipu in sorted({*self.owners.values()} - {self.owner}):
+                made += _copies(turn.results, types, self.owner, ipu)
         return made
 
     def _part(self, part: ParameterPart, update: Update, place: int) -> UpdatePart:
@@ -222,9 +222,9 @@ class TracedForm:
 
     def _joint(self, turn: Round) -> JointUpdate:
         types = self.trace.pieces[turn.function].outputs[: len(turn.results)]
-        arguments = tuple(self._known_as(name, self.home) for name in turn.arguments)
+        arguments = tuple(self._known_as(name, self.owner) for name in turn.arguments)
         return JointUpdate(
-            turn.function, arguments, turn.results, _present(types), turn.written, self.home
+            turn.function, arguments, turn.results, _present(types), turn.written, self.owner
         )
 
     def _check_groups(self, name: str) -> None:

@@ -145,11 +145,11 @@ class _Renewing(_Interpreter):
         self._nodes = list(graph.graph.nodes)
         self.garbage_collect_values = False  # a view is renewed from its base
         self._owners = owners
-        self._unturned: dict[fx.Node, Any] = {}  # tensors before their turns in place
+        self._untransposed: dict[fx.Node, Any] = {}  # tensors before their turns in place
 
     def run_node(self, n: fx.Node) -> Any:
         if _only_turns(n):
-            return self._turned(n)
+            return self._transposed(n)
         for owner in dict.fromkeys(self._owners[source] for source in written_arguments(n)):
             if owner.op != "placeholder":
                 self._renew(owner)
@@ -158,26 +158,26 @@ class _Renewing(_Interpreter):
     def _renew(self, owner: fx.Node) -> None:
         """Let later nodes read a copy of `owner`, and make its views views of that copy."""
         with torch.enable_grad():  # the copy depends on the original, also after later changes
-            self.env[owner] = self._unturned.pop(owner, self.env[owner]).clone()
+            self.env[owner] = self._untransposed.pop(owner, self.env[owner]).clone()
             for node in self._nodes:
                 if node in self.env and node is not owner and self._owners[node] is owner:
                     self.env[node] = self._looked_at(node)
 
     def _looked_at(self, node: fx.Node) -> Any:
         if _only_turns(node):
-            return self._turned(node)
+            return self._transposed(node)
         if writes(node):
             return self.env[written_arguments(node)[0]]
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         return getattr(self, node.op)(node.target, args, kwargs)
 
-    def _turned(self, node: fx.Node) -> Any:
+    def _transposed(self, node: fx.Node) -> Any:
         """Return a view that autograd can follow, in place of a change of the tensor's own view."""
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         name = str(node.target).split(".")[1].removesuffix("_")
         view = getattr(aten, name)
         (written,) = written_arguments(node)
-        self._unturned.setdefault(written, self.env[written])
+        self._untransposed.setdefault(written, self.env[written])
         self.env[written] = view(*args, **kwargs)
         return self.env[written]
 

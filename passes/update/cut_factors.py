@@ -26,7 +26,7 @@ from ipu_dynamo.program.ir.made_names import alone
 from ipu_dynamo.program.ir.traced_update import Counter
 from ipu_dynamo.program.ir.types import TensorType
 
-EPOCH = alone("update.epoch")  # how many steps have changed the optimiser's kinds of states
+WARM_UP = alone("update.epoch")  # how many steps have changed the optimiser's kinds of states
 
 
 def _input(graph: fx.Graph, name: str) -> fx.Node:
@@ -42,7 +42,7 @@ def counters_of(step: UpdateStep, common: UpdatePlan) -> tuple[Counter, ...]:
     """The counters of a step, in order."""
     counters = list(_distinct(step, common).values())
     if common.epochs:
-        counters.append(Counter(EPOCH, TensorType(torch.int64, ()), 0))
+        counters.append(Counter(WARM_UP, TensorType(torch.int64, ()), 0))
     return tuple(counters)
 
 
@@ -116,7 +116,7 @@ class Factors:
                 copies[self.leaves[path]] = placeholder
         epoch = None
         if self.common.epochs:
-            epoch = _input(graph, EPOCH)
+            epoch = _input(graph, WARM_UP)
             with fake_mode_of([like]):
                 epoch.meta["val"] = torch.empty((), dtype=torch.int64)
         following = step.after

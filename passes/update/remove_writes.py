@@ -18,7 +18,7 @@ from ipu_dynamo.passes.update.step_graphs import each_step
 def _remove(step: RecordedStep) -> bool:
     if not any(map(writes, step.graph.graph.nodes)):
         return False
-    with recording(step.stand):
+    with recording(step.stand_ins):
         try:
             step.graph = without_writes(step.graph, step.values)
         except Exception as error:

@@ -130,7 +130,7 @@ class OptimizerInUse:
             check_replacement(self.reading, reading)
         factor = reading.settings["loss_scaling"] / self.loss_scale
         another = optimizer is not self.optimizer
-        news = another or reading.numbers != self.reading.numbers
+        changed = another or reading.numbers != self.reading.numbers
         if another:
             self._release()
         self.optimizer, self.reading, device = optimizer, reading, self._device
@@ -139,7 +139,7 @@ class OptimizerInUse:
             if isinstance(optimizer, Optimizer):
                 if another:
                     optimizer.connect(device)
-                if news and not optimizer.ipu_state_is_dirty:
+                if changed and not optimizer.ipu_state_is_dirty:
                     optimizer.host_state_is_dirty = True
 
     def read_again(self) -> None:

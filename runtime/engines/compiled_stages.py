@@ -54,7 +54,7 @@ class MachineCodes:
     def __init__(self) -> None:
         self._store = None if torch.compiler.config.force_disable_caches else open_store()
         if self._store:
-            self._store.sweep()
+            self._store.remove_abandoned()
         self._lowered: dict[str | int, tuple[FunctionRecipe, Lowered]] = {}
         self._failed: set[str | int] = set()
 

@@ -79,7 +79,7 @@ class InductorEngine:
         }
         left = [recipe for place, recipe in enumerate(recipes) if place not in known]
         made = iter(
-            self._checked(recipe, _packing(run, recipe.packed) if recipe.packed else run)
+            self._checked(recipe, _prepacked(run, recipe.packed) if recipe.packed else run)
             for run, recipe in zip(_compiled_together(left), left, strict=True)
         )
         return [known[place] if place in known else next(made) for place in range(len(recipes))]
@@ -173,7 +173,7 @@ def _in_parts(
     return stage
 
 
-def _packing(run: Stage, packed: Sequence[PrepackedWeight]) -> Stage:
+def _prepacked(run: Stage, packed: Sequence[PrepackedWeight]) -> Stage:
     """Pack weights for `run`, which takes them in a library's own order after its inputs.
 
     Each weight of a call is packed once, and again after a write to it.

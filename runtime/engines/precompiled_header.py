@@ -19,7 +19,7 @@ from ipu_dynamo.runtime.engines.compiler_process import CompilerFailed, compiler
 from ipu_dynamo.runtime.engines.kernel_source import HEADERS
 from ipu_dynamo.runtime.engines.private.promised_kernels import LIBRARY, SOURCE
 from ipu_dynamo.tune.artifact_store import UnsafeFolder, make_private, replace_file
-from ipu_dynamo.tune.scratch_folders import locked, scratch_folder, sweep
+from ipu_dynamo.tune.scratch_folders import locked, remove_abandoned, scratch_folder
 
 log = logging.getLogger(__name__)
 HEADER_DIR = "IPU_DYNAMO_HEADER_DIR"  # environment variable: the folder
@@ -76,7 +76,7 @@ def _compiled(command: tuple[str, ...], header: Path) -> bool:
         if compiled.exists():
             return True
         building = header.parent / "building"
-        sweep(building)
+        remove_abandoned(building)
         with scratch_folder(building) as folder:
             replace_file(header, HEADERS.encode())
             try:

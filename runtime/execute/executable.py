@@ -223,7 +223,7 @@ class Executable:
         It has a leading dimension over groups. Without groups it is the first replica's tensor.
         """
         self._settle_alone()
-        return self._storage.home(name)
+        return self._storage.stored_tensor(name)
 
     def _settle_alone(self) -> None:
         """Complete an interrupted call, unless one is running."""
@@ -235,7 +235,7 @@ class Executable:
         if not self._commit.settled:
             with self._commit.signals:
                 self._commit.settle()
-        self._storage.own_changes(unless_known=True)
+        self._storage.keep_writes(unless_known=True)
         if self._storage.waiting:
             self._storage.write_waiting()
 
@@ -377,7 +377,7 @@ class Executable:
             complete = False
             with KeptGradMode(), torch.no_grad():
                 try:
-                    self._storage.expect_changes()
+                    self._storage.expect_writes()
                     if observer.call_began is not None:
                         observer.call_began(self.batching.micro_batches)
                     self._form.prepare(hyperparameters)
@@ -387,7 +387,7 @@ class Executable:
                     self._commit.end()
                     if self._storage.waiting:
                         self._storage.write_waiting()
-                    self._storage.own_changes()
+                    self._storage.keep_writes()
                     if observer.call_ended is not None:
                         observer.call_ended(streams, complete)
             return self._link.returned(streams)

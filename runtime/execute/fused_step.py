@@ -42,8 +42,8 @@ class FusedFunction:
 
     Args:
         task: takes variables, hyperparameters and received values from registers, in this order.
-            It leaves the new values of changing variables in the registers from `first_new` on.
-        homes: the tensors of the variables that change.
+            It leaves the new values of changing variables in the registers from `first_result` on.
+        stored_tensors: the tensors of the variables that change.
         constants: the tensors of the variables that do not change.
         blank: for the registers after the hyperparameters.
         instructions, binding: the source of `task`.
@@ -60,8 +60,8 @@ class FusedFunction:
     call: Call
     stage_pass: StagePass
     task: Task
-    first_new: int
-    homes: list[Tensor]
+    first_result: int
+    stored_tensors: list[Tensor]
     constants: list[Tensor]
     blank: list[None]
     instructions: tuple[Plain, ...]
@@ -77,8 +77,10 @@ class FusedFunction:
         Raises:
             ProgramError: one has not. It would be read with the wrong type.
         """
-        for name, home, value in zip(self.fused.state, self.homes, values, strict=True):
-            if (old := TensorType.of(home)) != (new := TensorType.of(value)):
+        for name, stored_tensor, value in zip(
+            self.fused.state, self.stored_tensors, values, strict=True
+        ):
+            if (old := TensorType.of(stored_tensor)) != (new := TensorType.of(value)):
                 raise ProgramError(f"@{self.call.function} returned {new} for %{name}, a {old}")
         self.checked = True
 
@@ -99,8 +101,8 @@ class Prepared:
 class FusedStep:
     """The steps of a host program that is fused.
 
-    Invariant: within a call the variables' homes hold their values from before it. A step is
-    complete as soon as its results take the place of the variables.
+    Invariant: within a call the variables' stored tensors hold their values from before it. A step
+    is complete as soon as its results take the place of the variables.
 
     Args:
         host: what to run.
@@ -174,9 +176,8 @@ class FusedStep:
         """Describe a step for the printed host program."""
         now = self.now
         (lines,) = TaskWriter(now.binding, [now.instructions]).texts
-        new = (
-            f"variables become what r{now.first_new} and those behind it hold, which is the commit"
-        )
+        first = f"r{now.first_result}"
+        new = f"variables become what {first} and those behind it hold, which is the commit"
         passes = [("fused step", (*lines, new, *self._repeats()))]
         return plan_of(now.host, self._engine, self._devices, now.binding, passes)
 
@@ -188,9 +189,9 @@ class FusedStep:
         """Call the function once for each step."""
         prepared, commit = self.prepared, self.commit
         now = prepared.function
-        task, homes = now.task, now.homes
-        frame: list[Any] = [*homes, *now.constants, *prepared.tensors, *now.blank]
-        size, first = len(homes), now.first_new
+        task, stored_tensors = now.task, now.stored_tensors
+        frame: list[Any] = [*stored_tensors, *now.constants, *prepared.tensors, *now.blank]
+        size, first = len(stored_tensors), now.first_result
         end = first + size
         received, sent = streams.received, streams.sent
         observed = observer is not NOBODY
@@ -202,13 +203,13 @@ class FusedStep:
             frame[:size] = values = frame[first:end]
             if not now.checked:
                 now.check(values)
-            commit.rebind(homes, values)
+            commit.rebind(stored_tensors, values)
             if observed:
                 self._report(observer, now.stage_pass, step, (start, perf_counter()), streams)
             if self._storage.waiting:
                 commit.settle()
                 self._storage.write_waiting()
-                frame[:size] = homes
+                frame[:size] = stored_tensors
 
     def _report(
         self, observer: Observer, of: StagePass, step: int, time: Interval, streams: HostStreams
@@ -267,15 +268,15 @@ class FusedStep:
         instructions: tuple[Plain, ...] = (*taken, whole, *sends)
         task = bind_instructions(binding, instructions)
         first = registers[new[0]]
-        homes, constants = (
+        stored_tensors, constants = (
             [self._storage.tensor(name) for name in names]
             for names in (fused.state, fused.constants)
         )
         blank = [None] * (len(registers) - first)
         places = [binding.received[name] for name in fused.received]
         return FusedFunction(
-            host, fused, stage, whole, StagePass.of(whole), task, first, homes, constants, blank,
-            instructions, binding, places,
+            host, fused, stage, whole, StagePass.of(whole), task, first, stored_tensors, constants,
+            blank, instructions, binding, places,
             lambda numbers: zeros_of(self._rules, numbers) == fused.zeros,
         )  # fmt: skip
 

@@ -36,7 +36,7 @@ class ReplayedStep(FusedStep):
         now = prepared.function
         replay = now.replay
         received = (streams.received[place][0] for place in now.places)
-        first = [*now.homes, *now.constants, *received, *prepared.tensors]
+        first = [*now.stored_tensors, *now.constants, *received, *prepared.tensors]
         if isinstance(replay, Replay) and believed(now.stage) and replay.fits(first):
             while made < steps:  # again after variables were written within the call
                 made = self._repeat(replay, range(made, steps), streams, observer)
@@ -53,14 +53,16 @@ class ReplayedStep(FusedStep):
         """
         prepared, commit = self.prepared, self.commit
         now, numbers = prepared.function, prepared.tensors
-        homes, first, count = now.homes, steps.start, len(steps)
+        stored_tensors, first, count = now.stored_tensors, steps.start, len(steps)
         received = [streams.received[place] for place in now.places]
         if first:
             received = [of_each[first:] for of_each in received]
         kept = [_kept(stream, steps) for stream in streams.sent]
-        sent = list(map(_own_tensors, replay.results[len(homes) :], kept))
-        steps_made = Repetition(replay, homes, now.constants, numbers, received, sent, count)
-        commit.follow(homes, steps_made)
+        sent = list(map(_own_tensors, replay.results[len(stored_tensors) :], kept))
+        steps_made = Repetition(
+            replay, stored_tensors, now.constants, numbers, received, sent, count
+        )
+        commit.follow(stored_tensors, steps_made)
         observed, ends = observer is not NOBODY, steps_made.ends
         most = 1 if observed and observer.needs_single_steps else count
         while (step := steps_made.steps) < count:
@@ -117,7 +119,7 @@ def _recorded(now: FusedFunction) -> Replay | str:
     arguments = [node.meta["val"] for node in placeholders]
     replay = replay_of(plain(stage), arguments, signature, recipe.overwrites)
     if isinstance(replay, Replay):
-        now.check(replay.results[: len(now.homes)])
+        now.check(replay.results[: len(now.stored_tensors)])
     return replay
 
 

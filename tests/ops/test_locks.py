@@ -117,16 +117,16 @@ def test_the_caller_takes_the_lock_again_as_do_its_workers():
 
     def work(me):
         work_for(me)
-        lock.run(lambda: seen.append(lock.is_mine()))
+        lock.run(lambda: seen.append(lock.held_here()))
 
     def call():
         me = callers()
-        lock.run(lambda: seen.append(lock.is_mine()))
+        lock.run(lambda: seen.append(lock.held_here()))
         assert ends(in_thread(lambda: work(me)))
 
     lock.run(call)
     assert seen == [True, True]
-    assert not lock.is_mine()
+    assert not lock.held_here()
 
 
 def test_one_of_two_callers_that_wait_for_each_other_is_refused():
@@ -165,7 +165,7 @@ def test_a_worker_has_no_part_in_what_another_worker_holds():
     me = callers()
     workers = [in_thread(lambda: work(me, hold))]
     assert inside.wait(SECONDS)
-    assert not lock.is_mine()
+    assert not lock.held_here()
     workers.append(in_thread(lambda: work(me, lambda: order.append("second"))))
     until(lambda: len(lock._turns) == 2)
     go.set()
@@ -227,7 +227,7 @@ def test_an_interrupt_at_any_time_leaves_the_lock_to_others(waits):
             pass
         finally:
             sys.setprofile(None)
-        assert not held.lock.is_mine()
+        assert not held.lock.held_here()
         assert ends(in_thread(lambda held=held: held.append("other"))), f"interrupted at {place}"
         assert held.order[-1] == "other"
         assert not locks._waiting

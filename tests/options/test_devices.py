@@ -38,7 +38,7 @@ from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import (
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding
 from ipu_dynamo.testing import (
     BlockAt,
-    Placement,
+    BlockPlacement,
     Recipe,
     assert_close,
     assert_same_bits,
@@ -319,7 +319,7 @@ def test_devices_of_their_own_change_no_bit(recipe, training, data):
 def test_ipus_with_devices_of_their_own_copy(training):
     """The property above is about copies: here they are."""
     recipe = Recipe(steps=(RecipeStep("linear"),))
-    placement = Placement((BlockAt("layers.0", "0", 0), BlockAt("head", "1", 1)))
+    placement = BlockPlacement((BlockAt("layers.0", "0", 0), BlockAt("head", "1", 1)))
     one, apart = run(recipe, placement, EAGER, training, [CPU, CPU])
     assert not apart
     two, apart = run(recipe, placement, EAGER, training, [CPU, OTHER])

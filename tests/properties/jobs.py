@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ipu_dynamo import compile_training
 from ipu_dynamo.options import Options
-from ipu_dynamo.testing import Placement, Recipe
+from ipu_dynamo.testing import BlockPlacement, Recipe
 from tests.properties.running import calls, slow
 
 THREADS = 2  # of every process
@@ -59,7 +59,7 @@ class Job:
     """A model that trains for two calls."""
 
     recipe: Recipe | Images
-    placement: Placement
+    placement: BlockPlacement
     options: Options
 
     def run(self, workers: int) -> tuple[str, str]:

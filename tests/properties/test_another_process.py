@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from ipu_dynamo.capture.trace import read_arguments
 from ipu_dynamo.options import Options, Strategy
-from ipu_dynamo.testing import Placement, Recipe, Step, options_for, recipes
+from ipu_dynamo.testing import BlockPlacement, Recipe, Step, options_for, recipes
 from ipu_dynamo.tune.intra_op import intra_op_threads
 from ipu_dynamo.whole_step.compile_model import compile_model
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import describe
@@ -48,7 +48,7 @@ def drawn(count, engine):
     def draw(recipe, automatic, data):
         kind = data.draw(st.sampled_from(["sharded", "pipelined"]))
         if automatic and (kind == "sharded" or not recipe.shares_buffers):
-            placement = Placement(strategy=Strategy(kind, ipus=2))
+            placement = BlockPlacement(strategy=Strategy(kind, ipus=2))
         else:
             placement = draw_placement(data, recipe)
         options = data.draw(options_for(engine=engine, placement=placement))
@@ -115,14 +115,16 @@ def assert_same_without_a_folder(jobs, folder, monkeypatch):
 
 def test_a_process_with_the_same_folder_decides_and_computes_the_same(tmp_path, monkeypatch):
     options = Options("inductor", gradient_accumulation=3, seed=7)
-    wide = Job(Recipe(width=256, rows=64), Placement(), options)
-    cut = Job(WIDE, Placement(), replace(options, engine="eager", strategy=CUT))
+    wide = Job(Recipe(width=256, rows=64), BlockPlacement(), options)
+    cut = Job(WIDE, BlockPlacement(), replace(options, engine="eager", strategy=CUT))
     assert_same_with_a_folder([wide, cut, *drawn(3, "eager")], tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
 def test_processes_without_a_folder_decide_and_compute_the_same(tmp_path, monkeypatch):
-    cut = Job(WIDE, Placement(), Options("eager", gradient_accumulation=3, seed=7, strategy=CUT))
+    cut = Job(
+        WIDE, BlockPlacement(), Options("eager", gradient_accumulation=3, seed=7, strategy=CUT)
+    )
     assert_same_without_a_folder([cut, *drawn(3, "eager")], tmp_path, monkeypatch)
 
 
@@ -132,12 +134,12 @@ def test_processes_without_a_folder_decide_and_compute_the_same(tmp_path, monkey
 def test_other_processes_decide_and_compute_the_same(engine, check, tmp_path, monkeypatch):
     options = Options(engine, gradient_accumulation=4, seed=7)
     chosen = [
-        Job(WIDE, Placement(), options),
-        Job(WIDE, Placement(), replace(options, side_by_side=True)),
-        Job(WIDE, Placement(), replace(options, strategy=Strategy("sharded", ipus=2))),
-        Job(WIDE, Placement(), replace(options, strategy=CUT)),
-        Job(Images(), Placement(), options),
-        Job(Images(), Placement(), replace(options, strategy=CUT)),
+        Job(WIDE, BlockPlacement(), options),
+        Job(WIDE, BlockPlacement(), replace(options, side_by_side=True)),
+        Job(WIDE, BlockPlacement(), replace(options, strategy=Strategy("sharded", ipus=2))),
+        Job(WIDE, BlockPlacement(), replace(options, strategy=CUT)),
+        Job(Images(), BlockPlacement(), options),
+        Job(Images(), BlockPlacement(), replace(options, strategy=CUT)),
     ]
     check([*chosen, *drawn(40 if engine == "eager" else 8, engine)], tmp_path, monkeypatch)
 
@@ -150,7 +152,7 @@ def test_equal_costs_cut_a_model_equally(recipe, kind, data):
     """For any engine, any number of workers, in any process."""
     if recipe.shares_buffers:
         kind = "sharded"
-    options = data.draw(options_for(placement=Placement(strategy=Strategy(kind, ipus=2))))
+    options = data.draw(options_for(placement=BlockPlacement(strategy=Strategy(kind, ipus=2))))
     options = replace(options, gradient_accumulation=max(3, options.gradient_accumulation))
     texts, costs = set(), ()
     for engine, workers in (("eager", 1), ("inductor", 4)):

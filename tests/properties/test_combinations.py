@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ipu_dynamo import Locations, Strategy, recomputation_checkpoint
 from ipu_dynamo.testing import (
-    Placement,
+    BlockPlacement,
     assert_close,
     assert_same_bits,
     options_for,
@@ -38,7 +38,7 @@ class Rewritten:
         marked: layers whose results are marked for recomputation.
     """
 
-    placement: Placement
+    placement: BlockPlacement
     serialized: str | None
     marked: tuple[str, ...]
 
@@ -90,9 +90,9 @@ def test_what_saves_memory_changes_no_result_in_any_combination(engine, recipe, 
     if not same_bits:
         as_written = replace(plain, engine="eager")
         recipe = with_enough_digits(
-            recipe, lambda one: outcome(one, Placement(), as_written, count=3)
+            recipe, lambda one: outcome(one, BlockPlacement(), as_written, count=3)
         )
     note(f"{recipe}\n{model}\n{options}")
-    expected = outcome(recipe, Placement(), plain, count=3)
+    expected = outcome(recipe, BlockPlacement(), plain, count=3)
     found = outcome(recipe, model, options, count=3)
     (assert_same_bits if same_bits else assert_close)(found, expected)

@@ -3,10 +3,10 @@
 import pytest
 
 from ipu_dynamo import Options
-from ipu_dynamo.testing import Placement, Recipe, Step
+from ipu_dynamo.testing import BlockPlacement, Recipe, Step
 from tests.properties.running import ENGINES, halves, infer, train
 
-NOWHERE = Placement()
+NOWHERE = BlockPlacement()
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -21,7 +21,7 @@ from ipu_dynamo.program import (
     Traffic,
     Update,
 )
-from ipu_dynamo.testing import Placement, assert_same_bits, options_for, placements_of, recipes
+from ipu_dynamo.testing import BlockPlacement, assert_same_bits, options_for, placements_of, recipes
 from tests.properties.running import calls, outcome, slow
 
 FIELDS = {"store": "stored", "load": "loaded"}
@@ -43,7 +43,7 @@ def test_workers_change_no_bit(recipe, training, data):
     options = replace(options, seed=7, workers=data.draw(st.sampled_from([1, 2, 4])))
     placed = outcome(recipe, placement, options, training=training)
     plain = replace(options, strategy=Strategy(), workers=1)
-    assert_same_bits(placed, outcome(recipe, Placement(), plain, training=training))
+    assert_same_bits(placed, outcome(recipe, BlockPlacement(), plain, training=training))
 
 
 @pytest.mark.quick(8)

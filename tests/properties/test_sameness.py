@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ipu_dynamo.options import Strategy
 from ipu_dynamo.testing import (
-    Placement,
+    BlockPlacement,
     assert_close,
     assert_same_bits,
     options_for,
@@ -19,7 +19,7 @@ from ipu_dynamo.testing import (
 from ipu_dynamo.testing.kinds import KINDS
 from tests.properties.running import ENGINES_OF_SEVERAL, draw_placement, outcome
 
-NOWHERE = Placement()
+NOWHERE = BlockPlacement()
 
 
 def in_enough_digits(recipe, options, **settings):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, note
 from hypothesis import strategies as st
 
-from ipu_dynamo.testing import Placement, options_for, recipes
+from ipu_dynamo.testing import BlockPlacement, options_for, recipes
 from tests.properties.running import ENGINES, draw_placement, halves, train
 
 
@@ -13,7 +13,7 @@ from tests.properties.running import ENGINES, draw_placement, halves, train
 @given(recipe=recipes(), data=st.data())
 def test_training_agrees_with_pytorch(engine, recipe, data):
     options = data.draw(options_for(engine=engine))
-    train(recipe, Placement(), options)
+    train(recipe, BlockPlacement(), options)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

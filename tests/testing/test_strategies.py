@@ -14,7 +14,7 @@ from ipu_dynamo import Options
 from ipu_dynamo.blocks import remove_blocks
 from ipu_dynamo.testing import (
     BlockAt,
-    Placement,
+    BlockPlacement,
     Recipe,
     Step,
     assert_same_bits,
@@ -102,7 +102,7 @@ def test_placements_keep_their_bounds(placement, training, data):
 
 def test_a_placement_begins_blocks():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    placement = Placement((BlockAt("1", "second", 3),))
+    placement = BlockPlacement((BlockAt("1", "second", 3),))
     assert placement.place(model) is model
     (hook,) = model[1]._forward_pre_hooks.values()
     assert (hook.user_id, hook.ipu_id) == ("second", 3)

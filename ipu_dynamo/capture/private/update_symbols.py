@@ -56,7 +56,7 @@ def _leaves(values: Iterable[Any]) -> Iterator[Any]:
             yield value
 
 
-class Stand:
+class StandIns:
     """The stand-ins of one tracing.
 
     Attributes:
@@ -260,12 +260,12 @@ def _traced(run: Callable[..., Any], values: Sequence[Any]) -> fx.GraphModule:
         return tracer(*values)
 
 
-def recording(stand: Stand) -> ExitStack:
+def recording(stand_ins: StandIns) -> ExitStack:
     """What has to be in force while an optimiser runs on stand-ins."""
     stack = ExitStack()
     stack.enter_context(_quiet())
     stack.enter_context(torch.no_grad())
-    stack.enter_context(stand.mode)
+    stack.enter_context(stand_ins.mode)
     return stack
 
 

@@ -16,7 +16,7 @@ from ipu_dynamo.capture.private.operator_log import NotSeparableError, OperatorL
 from ipu_dynamo.capture.private.update_symbols import inside
 from ipu_dynamo.capture.update.world import Leaf, World, world_of
 
-_APART = 2.0**-20  # equal numbers are moved apart by so much, to see which of them is taken
+_PERTURBATION = 2.0**-20  # equal numbers are moved apart by so much, to see which of them is taken
 
 
 def representatives(worlds: Sequence[World]) -> tuple[int, ...]:
@@ -29,7 +29,7 @@ def representatives(worlds: Sequence[World]) -> tuple[int, ...]:
     )
     if stands == everybody or not all(map(_is_separable, worlds)):
         return everybody
-    same = all(_does_the_same(world, stands, apart) for world in worlds for apart in (False, True))
+    same = all(_does_the_same(world, stands, moved) for world in worlds for moved in (False, True))
     return stands if same else everybody
 
 
@@ -94,19 +94,19 @@ def _look(world: World, leaf: Leaf) -> str:
     return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.device}{known}"
 
 
-def _does_the_same(world: World, stands: Sequence[int], apart: bool) -> bool:
+def _does_the_same(world: World, stands: Sequence[int], moved: bool) -> bool:
     """Whether a step does with each parameter what it does with its representative where there are
     no others."""
     try:
-        every, rest = _operators(world, apart)
-        alone, rest_alone = _operators(reduced(world, stands), apart)
+        every, rest = _operators(world, moved)
+        alone, rest_alone = _operators(reduced(world, stands), moved)
     except Exception:  # what cannot run that way is traced as it is
         return False
     pairs = zip(every, places(stands), strict=True)
     return rest == rest_alone and all(own == alone[place] for own, place in pairs)
 
 
-def _operators(world: World, apart: bool) -> tuple[list[list[str]], list[str]]:
+def _operators(world: World, moved: bool) -> tuple[list[list[str]], list[str]]:
     """What a step does with each parameter, and what it leaves that belongs to none."""
     own = [parameter.detach().to("meta") for parameter in world.parameters]
     gradients: list[Tensor] = [torch.empty_like(parameter) for parameter in own]
@@ -120,9 +120,9 @@ def _operators(world: World, apart: bool) -> tuple[list[list[str]], list[str]]:
             value = value.detach()
             value = value.clone() if world.is_known(leaf) else value.to("meta")
             owned.append((value, leaf.parameter, leaf.key))
-        elif leaf.parameter is None and type(value) is float and apart:
+        elif leaf.parameter is None and type(value) is float and moved:
             numbers += 1
-            value *= 1 + _APART * numbers
+            value *= 1 + _PERTURBATION * numbers
         values.append(value)
     shadow = world.shadow(values, own, gradients)
     log = OperatorLog(owned)

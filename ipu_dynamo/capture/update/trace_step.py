@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from ipu_dynamo.capture.private.update_symbols import (
     DATA_DEPENDENT,
-    Stand,
+    StandIns,
     Symbol,
     free_symbols,
     inside,
@@ -66,7 +66,7 @@ class RecordedStep:
         graph: its placeholders are parameters, gradients, and the leaves `taken`, in this order.
             It returns those of `results` that are in the graph.
         world: that it was traced in.
-        stand: what made the stand-ins.
+        stand_ins: what made the stand-ins.
         values: the stand-ins of the placeholders.
         taken: leaves that are inputs: tensors and numbers.
         results: of parameters, in order, and of the leaves afterwards.
@@ -77,7 +77,7 @@ class RecordedStep:
 
     graph: fx.GraphModule
     world: World
-    stand: Stand
+    stand_ins: StandIns
     values: list[Any]
     taken: tuple[Leaf, ...]
     results: tuple[Result, ...]
@@ -146,15 +146,15 @@ def _refuse_captured(first: RecordedStep, second: RecordedStep) -> None:
 
 
 def _record(world: World, number_operators: Collection[str]) -> RecordedStep:
-    stand = Stand()
+    stand_ins = StandIns()
     taken = [leaf for leaf in world.leaves if leaf.is_tensor or leaf.is_number]
     results: list[Result] = []
-    parameters = [stand.tensor(p, known=False) for p in world.parameters]
-    gradients = [stand.tensor(p, known=False) for p in world.parameters]
+    parameters = [stand_ins.tensor(p, known=False) for p in world.parameters]
+    gradients = [stand_ins.tensor(p, known=False) for p in world.parameters]
     stands = [
-        stand.number(leaf.value, f"in_{i}")
+        stand_ins.number(leaf.value, f"in_{i}")
         if leaf.is_number
-        else stand.tensor(leaf.value, known=world.is_known(leaf))
+        else stand_ins.tensor(leaf.value, known=world.is_known(leaf))
         for i, leaf in enumerate(taken)
     ]
     count = len(parameters)
@@ -188,14 +188,16 @@ def _record(world: World, number_operators: Collection[str]) -> RecordedStep:
         return [*own, *(v for (_, v), in_graph in zip(after, traced, strict=True) if in_graph)]
 
     values = [*parameters, *gradients, *stands]
-    with recording(stand):
+    with recording(stand_ins):
         try:
             raw = record(run, values)
         except Exception as error:
             raise explained(error, world) from error
-    conditions = tuple(stand.conditions())
+    conditions = tuple(stand_ins.conditions())
     found = _symbols(raw)
-    return RecordedStep(raw, world, stand, values, tuple(taken), tuple(results), conditions, found)
+    return RecordedStep(
+        raw, world, stand_ins, values, tuple(taken), tuple(results), conditions, found
+    )
 
 
 def _symbols(raw: fx.GraphModule) -> dict[str, int]:

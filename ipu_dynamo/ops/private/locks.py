@@ -109,7 +109,7 @@ class QueueLock:
             Exception: the error of `refusal`, by default an IpuError. The thread that has the lock
                 waits for this one.
         """
-        if self.is_mine():
+        if self.held_here():
             return action()
         turn = _Turn(self)
         # An interrupt comes after a call or at the beginning of a function. None comes between the
@@ -127,7 +127,7 @@ class QueueLock:
             finally:
                 self._remove(turn)
 
-    def is_mine(self) -> bool:
+    def held_here(self) -> bool:
         """Whether this thread has the lock, or works for one that has it."""
         holder = self._holder
         return holder is not None and holder.thread in callers()

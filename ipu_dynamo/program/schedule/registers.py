@@ -27,7 +27,7 @@ def number_registers(
     count = len(names)
     owners = {variable.name: variable.ipu for variable in program.variables}
     cut = sections(program)
-    apart = any(call.direction == "weights" for call in program.calls)
+    splits = any(call.direction == "weights" for call in program.calls)
     loop = range(len(cut.before), len(cut.before) + len(cut.loop))
     for place, instruction in enumerate(cut.all):
         if fetched := instruction.fetches:
@@ -38,7 +38,7 @@ def number_registers(
         if isinstance(instruction, Receive) and instruction.stream in arguments:
             registers[instruction.result] = registers[instruction.stream]
         elif isinstance(instruction, Copy) and not (
-            differ(instruction.src, instruction.dst, devices) or (apart and place in loop)
+            differ(instruction.src, instruction.dst, devices) or (splits and place in loop)
         ):
             registers[instruction.result] = registers[instruction.value]
         for new in defined:

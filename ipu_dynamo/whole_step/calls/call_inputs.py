@@ -19,13 +19,13 @@ class CallInputs:
 
     Args:
         names: of the streams, in the order of the tensors of a call.
-        told: inputs of which a warning has told that numbers are lost; gets those of later calls.
+        warned: inputs of which a warning has told that numbers are lost; gets those of later calls.
     """
 
     def __init__(
-        self, program: Program, names: Sequence[str], options: Options, told: set[str]
+        self, program: Program, names: Sequence[str], options: Options, warned: set[str]
     ) -> None:
-        self.told = told
+        self.warned = warned
         self._program, self._names, self._options = program, names, options
         self._changed = [output.name for output in program.outputs if output.mutates]
         self._synthetic: dict[str, Tensor] | None = None  # the same in every call
@@ -58,9 +58,9 @@ class CallInputs:
         if not self._options.narrow:
             return tensor
         carried = narrowed(tensor)
-        checked = carried is not tensor and name not in self.told
+        checked = carried is not tensor and name not in self.warned
         if checked and tell_of_lost_values(f"input {name}", tensor, carried):
-            self.told.add(name)
+            self.warned.add(name)
         return carried
 
 

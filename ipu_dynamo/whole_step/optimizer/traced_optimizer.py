@@ -18,7 +18,7 @@ from ipu_dynamo.errors import CompileError, InputError
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.manager import PassManager, PassRun
 from ipu_dynamo.passes.pipeline import lower_update, retrace, update_passes
-from ipu_dynamo.passes.update.cut_factors import EPOCH
+from ipu_dynamo.passes.update.cut_factors import WARM_UP
 from ipu_dynamo.passes.update.tensorify_scalars import OPERATORS_OF_NUMBERS
 from ipu_dynamo.passes.update_levels import UpdateFunctions, UpdatePlan
 from ipu_dynamo.program import Program, TracedStep
@@ -200,8 +200,8 @@ class TracedOptimizer:
                 found.setdefault(world.names[place], {})[key] = leaf.value.detach()
             elif leaf.path in shared:
                 counters[shared[leaf.path]] = torch.as_tensor(leaf.value).detach()
-        if EPOCH in counters:
-            counters[EPOCH] = torch.tensor(epoch)
+        if WARM_UP in counters:
+            counters[WARM_UP] = torch.tensor(epoch)
         return {**found, COUNTERS: counters}
 
     def _counters(self) -> Sequence[Any]:
@@ -250,7 +250,7 @@ class TracedOptimizer:
         """Write the program's states and counters into the optimiser, as torch would have them."""
         counters = held.get(COUNTERS, {})
         last = len(self.variants.worlds) - 1
-        epoch = int(counters[EPOCH]) if EPOCH in counters else last
+        epoch = int(counters[WARM_UP]) if WARM_UP in counters else last
         world = self.variants.worlds[epoch]
         plan = self.variants.plan
         owners, shared = plan.owners, plan.shared_names

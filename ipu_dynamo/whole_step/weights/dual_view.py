@@ -175,7 +175,7 @@ class DualView:
 
         The caller that has the lock reads them as they are. So does a thread in a `NoSync` block.
         """
-        if not self.newer_on_device or self.lock.is_mine() or self in getattr(_here, "left", ()):
+        if not self.newer_on_device or self.lock.held_here() or self in getattr(_here, "left", ()):
             return
         self.fetch()
 

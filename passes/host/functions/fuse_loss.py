@@ -29,7 +29,7 @@ from ipu_dynamo.tune.costs import FEWEST_BLOCKS, ROWS_OF_A_BLOCK
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class FusedLoss:
     """A loss and its gradients that one sweep can compute.
 
     Args:
@@ -45,7 +45,7 @@ class Sweep:
     blocks: int
 
 
-def plan(graph: fx.Graph, *, all_sizes: bool = False) -> Sweep | None:
+def plan(graph: fx.Graph, *, all_sizes: bool = False) -> FusedLoss | None:
     """The first sweep of a function, where forward and backward pass are one; reads its graph only.
 
     One sweep may prevent another: each of two losses that are multiplied is the gradient of the
@@ -59,7 +59,7 @@ def plan(graph: fx.Graph, *, all_sizes: bool = False) -> Sweep | None:
         if blocks and gradients is not None:
             earlier = _earlier(loss, gradients.args[0])
             if earlier is not None:
-                return Sweep(loss, gradients, earlier, blocks)
+                return FusedLoss(loss, gradients, earlier, blocks)
     return None
 
 
@@ -98,26 +98,26 @@ def _earlier(loss: fx.Node, start: object) -> tuple[fx.Node, ...] | None:
     return None if loss in needed or any(map(writes, earlier)) else earlier
 
 
-def apply(graph: fx.Graph, sweep: Sweep) -> None:
+def apply(graph: fx.Graph, fused: FusedLoss) -> None:
     """Put the sweep in the place of the first loop."""
-    for node in sweep.earlier:
-        sweep.loss.prepend(node)
-    start, x, rhs, target, _, _, reduction, ignored, _, _, *rest = sweep.gradients.args
-    with graph.inserting_before(sweep.loss):
+    for node in fused.earlier:
+        fused.loss.prepend(node)
+    start, x, rhs, target, _, _, reduction, ignored, _, _, *rest = fused.gradients.args
+    with graph.inserting_before(fused.loss):
         results = call(
             graph,
             serialized_loss_step_,
-            *(start, x, rhs, target, reduction, ignored, sweep.blocks, *rest),
-            origin=sweep.loss,
+            *(start, x, rhs, target, reduction, ignored, fused.blocks, *rest),
+            origin=fused.loss,
         )
-        loss, of_x = (call(graph, getitem, results, i, origin=sweep.loss) for i in range(2))
-    sweep.gradients.replace_all_uses_with(of_x)
-    graph.erase_node(sweep.gradients)
-    for item in list(sweep.loss.users):
+        loss, of_x = (call(graph, getitem, results, i, origin=fused.loss) for i in range(2))
+    fused.gradients.replace_all_uses_with(of_x)
+    graph.erase_node(fused.gradients)
+    for item in list(fused.loss.users):
         if item.args[1] == 0:
             item.replace_all_uses_with(loss)
         graph.erase_node(item)
-    graph.erase_node(sweep.loss)
+    graph.erase_node(fused.loss)
     if not of_x.users:
         graph.erase_node(of_x)
 
@@ -138,7 +138,7 @@ class FuseLoss(Pass):
 
         def fuse(graph: fx.Graph) -> None:
             """Fuse the losses of a function, one after the other."""
-            while (sweep := planned(graph)) is not None:
-                apply(graph, sweep)
+            while (fused := planned(graph)) is not None:
+                apply(graph, fused)
 
         return rewrite_functions(host, fuse, planned, decision)

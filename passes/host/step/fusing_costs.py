@@ -79,8 +79,8 @@ def fusing_costs(program: Program) -> FusingCosts:
     called = CALLING_AN_UPDATE * len(updates) + CALLING_A_PARAMETER * len(weights)
     called += CALLING_A_TRACED_FUNCTION * calls_of(after)
     stored = STORES_OF_A_GRADIENT * gradients / UPDATE_BYTES_PER_SECOND
-    home = COPIES_HOME * held / UPDATE_BYTES_PER_SECOND / sections(program).steps
-    gained = called + stored - home - new / NEW_STATES_BYTES_PER_SECOND
+    copied_back = COPIES_HOME * held / UPDATE_BYTES_PER_SECOND / sections(program).steps
+    gained = called + stored - copied_back - new / NEW_STATES_BYTES_PER_SECOND
     return FusingCosts(gained, COMPILING_AN_UPDATE * len(weights), held)
 
 

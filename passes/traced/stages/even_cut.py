@@ -50,7 +50,7 @@ def cut(row: CutProblem, parts: int) -> tuple[int, ...] | None:
     positions = range(1, count) if row.allowed is None else sorted(row.allowed)
     ends = np.array([0, *positions, count])
     costs = [_Costs(row, part, parts, ends) for part in range(parts)]
-    limit = _fastest(costs, len(ends)) * _SLACK
+    limit = _bottleneck(costs, len(ends)) * _SLACK
     if not np.isfinite(limit):
         return None
     rest = _rest(row, costs, ends, limit)
@@ -86,7 +86,7 @@ def _blocks(places: int) -> list[slice]:
     return [slice(start, start + _BLOCK) for start in range(0, places, _BLOCK)]
 
 
-def _fastest(costs: Sequence[_Costs], places: int) -> float:
+def _bottleneck(costs: Sequence[_Costs], places: int) -> float:
     """The seconds of the slowest part in the best cut."""
     before = np.full(places, np.inf)
     before[0] = 0.0

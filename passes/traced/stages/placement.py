@@ -139,7 +139,7 @@ def plan(graph: fx.Graph, strategy: Strategy, variables: Collection[fx.Node] = (
     order = sorted(set(ranks.values())) or [(0, 0)]
     if strategy.keep_stages:
         _check_used(order, strategy)
-    dense = _merge(order, ipus, apart=strategy.phased or strategy.keep_stages)
+    dense = _merge(order, ipus, separate=strategy.phased or strategy.keep_stages)
     return Placed(
         stages={node: dense[rank] for node, rank in ranks.items()},
         ipus={dense[rank]: ipus.get(rank, 0) for rank in order},
@@ -259,13 +259,13 @@ def _example(node: object) -> object:
     return node.meta.get(EXAMPLE_VALUE) if isinstance(node, fx.Node) else None
 
 
-def _merge(order: list[Rank], ipus: dict[Rank, int], *, apart: bool) -> dict[Rank, int]:
-    """Number the used stages from 0; neighbours on one IPU are one, unless kept `apart`."""
+def _merge(order: list[Rank], ipus: dict[Rank, int], *, separate: bool) -> dict[Rank, int]:
+    """Number the used stages from 0; neighbours on one IPU are one, unless kept `separate`."""
     dense: dict[Rank, int] = {}
     last: Rank | None = None
     for rank in order:
         same = last is not None and ipus[last] == ipus[rank]
-        same = same and not (apart and last is not None and last[0] != rank[0])
+        same = same and not (separate and last is not None and last[0] != rank[0])
         dense[rank] = len(set(dense.values())) - (1 if same else 0)
         last = rank
     return dense

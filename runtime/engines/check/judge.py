@@ -192,8 +192,8 @@ def spread_of(right: Tensor, moved: Tensor, before: Spread = Spread()) -> Spread
             integers += int((a != b).sum())
             continue
         both = a.isfinite() & b.isfinite()
-        apart = (a.double() - b.double()).abs()[both]
-        distance = max(distance, float(apart.max())) if apart.numel() else distance
+        differences = (a.double() - b.double()).abs()[both]
+        distance = max(distance, float(differences.max())) if differences.numel() else distance
         kinds += int((_kind(a) != _kind(b)).sum())
     return Spread(distance, max(before.kinds, kinds), max(before.integers, integers))
 

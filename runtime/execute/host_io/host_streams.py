@@ -38,14 +38,14 @@ class HostStreams:
     Args:
         received: for each receive, the values of all micro-batches, in the order [D, A, R].
         sent: for each output stream, its values, or the function that prints them.
-        home: the device of the results: that of the first input, or the first IPU's.
+        results_device: the device of the results: that of the first input, or the first IPU's.
         seed: of the random streams.
         step: number of the call's first device iteration.
     """
 
     received: Sequence[Sequence[Tensor]]
     sent: Sequence[SentStream | Print]
-    home: torch.device
+    results_device: torch.device
     seed: int
     step: int
 
@@ -109,14 +109,14 @@ class HostLink:
                 kept = [True] * len(returned) if every_iteration else returned
                 sent.append(SentStream(kept, micro_batches))
         first = next(iter(inputs.values()), None)
-        home = self._devices[0] if first is None else first.device
-        return HostStreams(received, sent, home, seed, step)
+        results_device = self._devices[0] if first is None else first.device
+        return HostStreams(received, sent, results_device, seed, step)
 
     def returned(self, streams: HostStreams) -> dict[str, Tensor]:
         """The joined tensor of every output stream that is returned, where the inputs are."""
-        home, b = streams.home, self._batching
+        results_device, b = streams.results_device, self._batching
         return {
-            output.name: join(output, [v for v in values if v is not None], b).to(home)
+            output.name: join(output, [v for v in values if v is not None], b).to(results_device)
             for output, values in zip(self._outputs, streams.sent, strict=True)
             if isinstance(values, SentStream)
         }
@@ -136,7 +136,9 @@ class HostLink:
             own = values[number * width : (number + 1) * width]
             wanted = [v for i, v in enumerate(own) if needed[i // replicas] and v is not None]
             joined = join(output, wanted, self._one)
-            made[output.name] = (joined.clone() if len(wanted) == 1 else joined).to(streams.home)
+            made[output.name] = (joined.clone() if len(wanted) == 1 else joined).to(
+                streams.results_device
+            )
             for place in range(number * width, (number + 1) * width):
                 if not returned[place // replicas]:
                     values[place] = None

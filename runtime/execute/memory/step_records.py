@@ -59,8 +59,10 @@ class StepRecords(Observer):
     def call_ended(self, streams: HostStreams, complete: bool) -> None:
         """Join the values of a complete call, on the device of its results."""
         if complete:
-            home = streams.home
-            self.last = {name: self._joined(of).to(home) for name, of in self.wanted.items()}
+            results_device = streams.results_device
+            self.last = {
+                name: self._joined(of).to(results_device) for name, of in self.wanted.items()
+            }
         self._values = {}
 
     def _note(self, when: When, step: int, read: Read) -> None:

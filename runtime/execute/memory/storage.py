@@ -17,14 +17,14 @@ Values = Mapping[str, Tensor | Sequence[Tensor]]
 class Storage:
     """The variables of all replicas.
 
-    A variable has a home, the tensor that it was given. On each replica it has a separate tensor or
-    a part of the home. Replicated variables are shared by the replicas of all groups, or of theirs;
-    the others are copied for each. Within a call of a fused step the newest values are elsewhere:
-    `Commit.current` finds them, and `Commit.settle` writes them home.
+    A variable has a stored tensor, the one that it was given. On each replica it has a separate
+    tensor or a part of that. Replicated variables are shared by the replicas of all groups, or of
+    theirs; the others are copied for each. Within a call of a fused step the newest values are
+    elsewhere: `Commit.current` finds them, and `Commit.settle` writes them to stored tensors.
 
     Args:
-        tensors: for every variable its home; with a leading dimension over groups of replicas,
-            where it has those.
+        tensors: the stored one of every variable; with a leading dimension over groups of
+            replicas, where it has those.
         registers: of the program's values.
 
     Attributes:
@@ -38,7 +38,7 @@ class Storage:
         self, program: Program, tensors: Mapping[str, Tensor], registers: Mapping[str, int]
     ) -> None:
         self._program, self.registers = program, registers
-        self._homes = {v.name: tensors[v.name].detach() for v in program.variables}
+        self._stored_tensors = {v.name: tensors[v.name].detach() for v in program.variables}
         self._unshared = [
             variable.name
             for variable in program.variables
@@ -54,7 +54,7 @@ class Storage:
     def _frame(self, replica: int) -> list[Any]:
         frame: list[Any] = [None] * (max(self.registers.values(), default=-1) + 1)
         for variable in self._program.variables:
-            tensor = self._homes[variable.name]
+            tensor = self._stored_tensors[variable.name]
             if variable.groups is not None:
                 tensor = tensor[variable.groups.of(self._program.replicas)[replica]]
             elif not (replica == 0 or variable.replicated):
@@ -67,14 +67,17 @@ class Storage:
         value: Tensor = self.frames[replica][self.registers[name]]
         return value
 
-    def home(self, name: str) -> Tensor:
+    def stored_tensor(self, name: str) -> Tensor:
         """The tensor that a variable was given."""
-        return self._homes[name]
+        return self._stored_tensors[name]
 
     def of_replicas(self) -> dict[str, list[Tensor]]:
         """For every variable, its tensor on each replica."""
         replicas = range(self._program.replicas)
-        return {name: [self.tensor(name, replica) for replica in replicas] for name in self._homes}
+        return {
+            name: [self.tensor(name, replica) for replica in replicas]
+            for name in self._stored_tensors
+        }
 
     def check(self, values: Values) -> None:
         """Check that `values` are for variables, and have their shapes.
@@ -83,14 +86,17 @@ class Storage:
             InputError: one is not.
         """
         for name, value in values.items():
-            if name not in self._homes:
+            if name not in self._stored_tensors:
                 raise InputError(f"the program has no variable %{name}")
             of_each = [value] if isinstance(value, Tensor) else value
-            homes = [self._homes[name], *(self.tensor(name, r) for r in range(1, len(of_each)))]
-            for home, own in zip(homes, of_each, strict=True):
-                if own.shape != home.shape:
+            stored_tensors = [
+                self._stored_tensors[name],
+                *(self.tensor(name, r) for r in range(1, len(of_each))),
+            ]
+            for stored_tensor, own in zip(stored_tensors, of_each, strict=True):
+                if own.shape != stored_tensor.shape:
                     problem = f"a value of %{name} has shape {list(own.shape)}"
-                    raise InputError(f"{problem}, and the variable {list(home.shape)}")
+                    raise InputError(f"{problem}, and the variable {list(stored_tensor.shape)}")
 
     def write(self, values: Values) -> None:
         """Overwrite variables between two steps.
@@ -108,21 +114,21 @@ class Storage:
                     done.append(name)
                     first, *others = [value] if isinstance(value, Tensor) else value
                     if not self.is_stored(name, first):
-                        self._homes[name].copy_(first)
+                        self._stored_tensors[name].copy_(first)
                     if name in self._unshared:
                         for replica in range(1, self._program.replicas):
                             own = others[replica - 1] if others else self.tensor(name)
                             self.tensor(name, replica).copy_(own)
         finally:
             if between_calls:
-                self.own_changes()
+                self.keep_writes()
             self.rewritten(done)
 
     def is_stored(self, name: str, value: Tensor | Sequence[Tensor]) -> bool:
         """Whether a value is in the memory that a variable was given."""
         if not isinstance(value, Tensor) or not value.numel():
             return False
-        return value.data_ptr() == self._homes[name].data_ptr()
+        return value.data_ptr() == self._stored_tensors[name].data_ptr()
 
     def write_waiting(self) -> None:
         """Overwrite variables with the values that were kept for the next step."""
@@ -141,17 +147,17 @@ class Storage:
                 self.waiting[name] = [own.clone() for own in value]
 
     def spread_changes(self) -> None:
-        """Copy the user's writes into the first replica since `own_changes` to all replicas."""
+        """Copy the user's writes into the first replica since `keep_writes` to all replicas."""
         if self._unshared and self._own_versions() != self._versions:
             for name in self._unshared:
                 for replica in range(1, self._program.replicas):
                     self.tensor(name, replica).copy_(self.tensor(name))
 
-    def expect_changes(self) -> None:
+    def expect_writes(self) -> None:
         """Say that from now on replicas write their own tensors."""
         self._versions = None
 
-    def own_changes(self, *, unless_known: bool = False) -> None:
+    def keep_writes(self, *, unless_known: bool = False) -> None:
         """Treat all writes until now as each replica's own."""
         if self._versions is None or not unless_known:
             self._versions = self._own_versions()

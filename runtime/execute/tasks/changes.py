@@ -18,15 +18,15 @@ class Changes:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._bells: list[threading.Lock] = []  # of those that wait, or were interrupted
+        self._waiters: list[threading.Lock] = []  # of those that wait, or were interrupted
 
     def make(self, change: Callable[[], None]) -> None:
         """Change something, and have all who wait look."""
         with self._lock:
             change()
-            bells, self._bells = self._bells, []
-            for bell in bells:
-                bell.release()
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                waiter.release()
 
     def wait_for(self, ready: Callable[[], bool], seconds: float) -> bool:
         """Wait until `ready`, or until that time has passed; returns whether it is."""
@@ -35,8 +35,8 @@ class Changes:
             with self._lock:
                 if ready():
                     return True
-                bell = threading.Lock()
-                bell.acquire()
-                self._bells.append(bell)
-            if not bell.acquire(timeout=max(0.0, end - monotonic())):
+                waiter = threading.Lock()
+                waiter.acquire()
+                self._waiters.append(waiter)
+            if not waiter.acquire(timeout=max(0.0, end - monotonic())):
                 return ready()

@@ -147,17 +147,17 @@ class _Progress:
     def _until(self, ready: Callable[[], bool], reports: Reports | None) -> bool:
         """Wait, and report meanwhile; False: give up."""
 
-        def news() -> bool:
+        def has_reports() -> bool:
             return reports is not None and reports.waiting
 
         while True:
-            if news() and self.error is None:
+            if has_reports() and self.error is None:
                 assert reports is not None
                 reports.tell()
             if ready() and self.error is None:
                 return True
             while not self.changes.wait_for(
-                lambda: self.error is not None or ready() or news(), _LOOK
+                lambda: self.error is not None or ready() or has_reports(), _LOOK
             ):
                 if any(map(self._is_lost, self.threads)):
                     self.stop(RuntimeError(_LOST))
@@ -220,7 +220,7 @@ class _Caller:
     device: int | None
     streams: tuple[torch.cuda.Stream, ...]
 
-    def take_over(self) -> None:
+    def run_as(self) -> None:
         work_for(self.threads)  # workers may use the caller's locks
         set_intra_op_threads(self.threads_each)
         for stream in self.streams:
@@ -347,7 +347,7 @@ def _run_thread(index: int, calls_from: _Caller, arguments: _Arguments) -> None:
     """Run a worker in its own thread, with the thread-local settings of the caller."""
     progress, thread = arguments[-1], threading.current_thread()
     try:
-        calls_from.take_over()
+        calls_from.run_as()
         with torch.no_grad():
             _run_worker(index, *arguments)
         progress.ended.add(thread)
@@ -359,9 +359,9 @@ def _run_worker(index: int, steps: list[list[_Step]], do: _Do, progress: _Progre
     all_reports = progress.reports
     reports = all_reports if index == 0 else None  # of the calling thread
     for step in steps[index]:
-        news = reports is not None and reports.waiting
+        has_reports = reports is not None and reports.waiting
         ready = progress.error is None and step.needed <= progress.sent
-        if (news or not ready) and not progress.wait(step.needed, reports):
+        if (has_reports or not ready) and not progress.wait(step.needed, reports):
             return
         action = step.action
         if action is not None:

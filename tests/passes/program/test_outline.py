@@ -24,7 +24,7 @@ from ipu_dynamo.options import OptionError
 from ipu_dynamo.passes.graph.repeats import LEAST, find_runs
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.schedule.stage_passes import stage_passes
-from ipu_dynamo.testing import Placement, assert_same_bits, assert_same_training, recipes
+from ipu_dynamo.testing import BlockPlacement, assert_same_bits, assert_same_training, recipes
 from ipu_dynamo.testing.kinds import KINDS
 from ipu_dynamo.testing.recipe import Recipe, Step
 from tests.properties.running import draw_placement, outcome
@@ -123,7 +123,7 @@ def test_a_part_may_begin_with_blocks_that_draw():
     recipe = Recipe((Step("drop"), Step("add", y=2)) * 3, width=1)
     on = Options(**EAGER, outline=True)
     off = dataclasses.replace(on, outline=False)
-    ours, theirs = (outcome(recipe, Placement(), one, training=False) for one in (on, off))
+    ours, theirs = (outcome(recipe, BlockPlacement(), one, training=False) for one in (on, off))
     assert_same_bits(ours, theirs)
 
 

@@ -168,7 +168,7 @@ class ExecutorSubject:
         assert taken == [True] * len(queues)
         me = threading.get_ident()
         assert not any(turn.thread == me for turn in tuple(locks_module._waiting))
-        assert not any(queue.is_mine() for queue in queues)
+        assert not any(queue.held_here() for queue in queues)
 
 
 class TrainingBesideAnother(ExecutorSubject):

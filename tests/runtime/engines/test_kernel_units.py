@@ -22,7 +22,7 @@ from ipu_dynamo.runtime.engines.kernel_source import Kernel, unit_source
 from ipu_dynamo.runtime.engines.private import promised_kernels
 from ipu_dynamo.testing import assert_same_bits
 from ipu_dynamo.tune.artifact_store import CACHE_DIR, OFF, StageStore
-from ipu_dynamo.tune.scratch_folders import scratch_folder, sweep
+from ipu_dynamo.tune.scratch_folders import remove_abandoned, scratch_folder
 from tests.runtime.engines.kill_rounds import kill_round
 
 SOURCE = """
@@ -323,7 +323,7 @@ def test_what_a_killed_process_has_left_is_swept_and_nothing_else(tmp_path):
     left.mkdir()
     (left / "unit.cpp").write_text("half")
     with scratch_folder(tmp_path) as first, scratch_folder(tmp_path) as second:
-        sweep(tmp_path)
+        remove_abandoned(tmp_path)
         assert not left.exists()
         assert first.exists()
         assert second.exists()
@@ -336,7 +336,7 @@ def test_unfinished_files_of_killed_processes_are_swept(tmp_path):
     old.touch()
     new.touch()
     os.utime(old, (time.time() - 120,) * 2)
-    store.sweep()
+    store.remove_abandoned()
     assert not old.exists()
     assert new.exists()
 
