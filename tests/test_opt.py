@@ -88,9 +88,7 @@ def named(files, name):
     return next(i for i, file in enumerate(files) if file.stem.partition("_")[2] == name)
 
 
-@pytest.mark.parametrize(
-    "train", [train_two_stages, pytest.param(train_digits, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("train", [train_two_stages, train_digits])
 def test_each_pass_on_its_file_gives_the_next_file(train, dumps):
     files, passes = dumps(train)
     for before, line, after in zip(files[:-1], passes, files[1:], strict=True):
@@ -144,9 +142,7 @@ def test_a_file_says_which_operators_forward_has_deferred(tmp_path, monkeypatch)
     assert write_level(found) == after.read_text()
 
 
-@pytest.mark.parametrize(
-    "train", [train_two_stages, pytest.param(train_digits, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("train", [train_two_stages, train_digits])
 def test_host_passes_on_the_file_of_a_program_give_their_files(train, dumps):
     files, passes = dumps(train)
     start = named(files, "OffloadVariables")
