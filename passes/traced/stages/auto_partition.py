@@ -24,7 +24,7 @@ from torch import Tensor, fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint, Traced
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.ops.graph_queries import nbytes
+from ipu_dynamo.ops.graph_queries import nbytes, owner, written_arguments
 from ipu_dynamo.ops.marks.markers import begin_block
 from ipu_dynamo.options import Costs, Strategy
 from ipu_dynamo.passes.kit import Pass
@@ -73,6 +73,28 @@ def _values(node: fx.Node) -> list[fx.Node]:
     return [user for user in node.users if user.target is getitem]
 
 
+def changed_together(capture: Traced, operators: Sequence[fx.Node]) -> list[range]:
+    """For each variable that the model changes, the operators from its first use to its last.
+
+    In a pipeline two stages work on different micro-batches, so they must be of one stage.
+    """
+    position = {node: i for i, node in enumerate(operators)}
+    lasting = {node for node, role in capture.roles().items() if role.kind != "input"}
+    changed = {_memory(node) for user in operators for node in written_arguments(user)}
+    uses: dict[fx.Node, list[int]] = {}
+    for node, place in position.items():
+        for source in lasting.intersection(map(_memory, node.all_input_nodes)):
+            uses.setdefault(source, []).append(place)
+    return [range(min(of), max(of) + 1) for node, of in uses.items() if node in changed]
+
+
+def _memory(node: fx.Node) -> fx.Node:
+    """The node whose memory a value lies in, also of a result of an operator that writes there."""
+    while (base := owner(node)) is not node or written_arguments(node):
+        node = base if base is not node else written_arguments(node)[0]
+    return node
+
+
 class AutoPartition(Pass):
     """The pass, for a strategy with `ipus`.
 
@@ -106,8 +128,25 @@ class AutoPartition(Pass):
             )
         if self.strategy.kind == "pipelined":
             check_size(stages, stages, self.micro_batches, capture.training)
+        together = changed_together(capture, operators) if self.strategy.kind == "pipelined" else []
+        inner = {place for of in together for place in of[1:]}
+        begins = [place for place in range(len(operators)) if place not in inner]
+        if len(begins) < stages:
+            raise CompileError(
+                f"a pipeline of {stages} stages would be cut between uses of a variable that the "
+                "model changes",
+                hint="use fewer IPUs, or the sharded strategy",
+                id="pipeline",
+            )
+        ends = [*begins[1:], len(operators)]
+        summed = [
+            (sum(f for f, _ in costs[first:end]), sum(b for _, b in costs[first:end]))
+            for first, end in zip(begins, ends, strict=True)
+        ]
+        crossing = crossing_bytes(operators)
+        crossing = [crossing[place] for place in (*begins, len(operators))]
         again = self.again and capture.training
-        cuts = plan(costs, crossing_bytes(operators), stages, again=again)
+        cuts = [begins[cut] for cut in plan(tuple(summed), crossing, stages, again=again)]
         _place(capture, operators, [bisect_right(cuts, i) for i in range(len(operators))])
         return True
 

@@ -147,17 +147,17 @@ class _Progress:
     def _until(self, ready: Callable[[], bool], reports: Reports | None) -> bool:
         """Wait, and report meanwhile; False: give up."""
 
-        def has_reports() -> bool:
+        def is_due() -> bool:
             return reports is not None and reports.waiting
 
         while True:
-            if has_reports() and self.error is None:
+            if is_due() and self.error is None:
                 assert reports is not None
                 reports.tell()
             if ready() and self.error is None:
                 return True
             while not self.changes.wait_for(
-                lambda: self.error is not None or ready() or has_reports(), _LOOK
+                lambda: self.error is not None or ready() or is_due(), _LOOK
             ):
                 if any(map(self._is_lost, self.threads)):
                     self.stop(RuntimeError(_LOST))

@@ -108,7 +108,7 @@ def test_a_function_that_writes_another_type_is_refused():
     model = Net()
     fused = compiled(model, OPTIMIZERS["momentum"](model.parameters())).executable.fused.now
     place = fused.fused.state.index("scale")
-    wide = [value.double() if i == place else value for i, value in enumerate(fused.homes)]
+    wide = [value.double() if i == place else value for i, value in enumerate(fused.stored_tensors)]
     with pytest.raises(ProgramError, match=r"returned f64\[\] for %scale, a f32\[\]"):
         fused.check(wide)
     outputs = list(fused.fused.function.outputs)

@@ -1,5 +1,6 @@
 """Check that automatic cuts are balanced, legal, and keep what the model computes."""
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -90,6 +91,39 @@ def test_a_model_that_was_cut_learns_the_same(kind, ipus):
     assert {call.ipu for call in step.program.calls} == set(range(ipus))
     for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
         assert_same_bits(a.detach(), b.detach())
+
+
+class Average(nn.Module):
+    """A layer whose buffer is read, changed and read again, among others that take longer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        h = self.first(x) - self.mean
+        self.mean.mul_(0.5).add_(h.detach().mean(0), alpha=0.5)
+        return F.mse_loss(self.last(h + self.mean), x)
+
+
+def test_a_variable_that_changes_stays_in_one_stage_of_a_pipeline():
+    models, x = [Average(), Average()], torch.randn(12, 4)
+    strategies = [Strategy(), Strategy("pipelined", ipus=2, costs=((1.0, 1.0),) * 10)]
+    for model, strategy in zip(models, strategies, strict=True):
+        options = Options(engine="eager", gradient_accumulation=6, strategy=strategy)
+        step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1), options)
+        step(x)
+        step.read_weights()
+    assert {call.ipu for call in step.program.calls} == {0, 1}
+    assert_same_bits(*(model.state_dict() for model in models))
+    strategy = replace(strategies[1], ipus=6)
+    options = Options(engine="eager", gradient_accumulation=12, strategy=strategy)
+    model = Average()
+    step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1), options)
+    with pytest.raises(CompileError, match="between uses of a variable that the model changes"):
+        step(torch.randn(24, 4))
 
 
 def test_given_costs_decide():
