@@ -16,9 +16,8 @@ from ipu_dynamo.ops.library.replica_collectives import (
     all_to_all_op,
 )
 
-_NAMES = ("ReplicatedAllGather", "ReplicatedAllReduceTP", "ReplicatedAllToAll")
 _GROUPING = "__collectiveReplicaGrouping"
-_KNOWN = {
+_ATTRIBUTES = {  # by operator
     "ReplicatedAllGather": {_GROUPING},
     "ReplicatedAllReduceTP": {_GROUPING, "op", "backwards"},
     "ReplicatedAllToAll": {_GROUPING},
@@ -27,7 +26,7 @@ _KNOWN = {
 
 def is_replicated(name: str, domain: str, version: int) -> bool:
     """Whether a custom operator exchanges tensors between replicas."""
-    return domain == "ai.graphcore" and version == 1 and name in _NAMES
+    return domain == "ai.graphcore" and version == 1 and name in _ATTRIBUTES
 
 
 def replicated_operator(
@@ -46,7 +45,7 @@ def replicated_operator(
     """
     if len(inputs) != 1:
         raise _error(name, f"has {len(inputs)} inputs", "give it one tensor")
-    if unknown := attributes.keys() - _KNOWN[name]:
+    if unknown := attributes.keys() - _ATTRIBUTES[name]:
         raise _error(name, f"has no attribute {min(unknown)!r}", "leave it out")
     if (op := attributes.get("op", "sum")) != "sum":
         raise _error(name, f"has op={op!r}", 'only "sum" is offered')

@@ -35,7 +35,10 @@ class SendValues:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveValues:
-    """Wait for the values of a transfer that another worker sends, of a micro-batch."""
+    """Wait for the values of a transfer that another worker sends, of a micro-batch.
+
+    `replica` is that of the sender: another one than the reader's, where replicas exchange values.
+    """
 
     transfer: int
     micro_batch: int

@@ -181,8 +181,8 @@ class _Follower:
             raise CompileError(f"{self._text(action)} runs twice", where=call.source)
         self._expect_values(worker, action, self._reads[index])
         self._expect(worker, action, self._needed[index])
-        for other in range(self._replicas):
-            self._expect(worker, action, self._exchanges.get(index, ()), other)
+        for other in range(self._replicas) if index in self._exchanges else ():
+            self._expect(worker, action, self._exchanges[index], other)
         self._expect_order(worker, action)
         self._ran[place][index] = worker, self._clocks[worker][worker] + 1
         self._held[worker][place].update(call.results)

@@ -111,7 +111,8 @@ class Schedule:
         `0F1` runs the forward pass of stage 0 on micro-batch 1. `0F1>1FB` sends its values to the
         pass 1FB, and `1FB<0F1` receives them there. `add1` adds the gradients of micro-batch 1.
         `|` begins the next pipeline cycle, and `-` continues the pass before it. `r1:0F1` is an
-        action of replica 1.
+        action of replica 1; before a pass that replicas exchange values for, `r1:1FB<0F1` receives
+        those of replica 1.
         """
         return write_schedule(self)
 

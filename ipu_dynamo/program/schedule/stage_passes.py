@@ -64,6 +64,8 @@ def calls_of_passes(loop: Sequence[Plain]) -> list[Call]:
 
 def exchanges_of_passes(loop: Sequence[Plain]) -> Exchanges:
     """What replicas exchange between the passes of a micro-batch."""
+    if not any(isinstance(instruction, Collective) for instruction in loop):
+        return NO_EXCHANGES
     makers: dict[str, int] = {}
     found: dict[int, dict[int, tuple[str, ...]]] = {}
     for number, instructions in enumerate(instructions_of_passes(loop)):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ class _MicroBatch:
     taken: list[bool]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True)  # its members are kept: each replica asks for them in each micro-batch
 class ReplicaExchange:
     """Does one collective, for every micro-batch.
 
@@ -33,6 +34,13 @@ class ReplicaExchange:
     replicas: int
     _held: dict[int, _MicroBatch] = field(default_factory=dict)
 
+    @cached_property
+    def _members(self) -> tuple[tuple[int, ...], ...]:
+        """For each replica, those of its group."""
+        groups = self.collective.groups or ReplicaGroups(self.replicas)
+        members = groups.members(self.replicas)
+        return tuple(members[group] for group in groups.of(self.replicas))
+
     def give(self, place: int, value: Tensor) -> None:
         """Give a value, which is not written any more.
 
@@ -45,14 +53,13 @@ class ReplicaExchange:
         self._held.setdefault(number, empty).given[replica] = value
 
     def take(self, place: int) -> Tensor:
-        """Return the result of a replica, in its own memory."""
+        """Return the result of a replica: dense, as programs say, and in its own memory."""
         number, replica = divmod(place, self.replicas)
-        held, groups = self._held[number], self.collective.groups or ReplicaGroups(self.replicas)
-        members = groups.members(self.replicas)[groups.of(self.replicas)[replica]]
+        held, members = self._held[number], self._members[replica]
         given = (held.given[member] for member in members)
         values = [value for value in given if value is not None]
         assert len(values) == len(members), "the schedule waits for all replicas of a group"
-        result = _RESULTS[self.collective.kind](values, members.index(replica))
+        result = _RESULTS[self.collective.kind](values, members.index(replica)).contiguous()
         held.taken[replica] = True
         if all(held.taken):
             self._held.pop(number, None)
@@ -67,7 +74,7 @@ def _sum(values: Sequence[Tensor], _: int) -> Tensor:
     sums = list(values)
     for total, term in additions(len(sums)):
         sums[total] = sums[total] + sums[term]
-    return sums[0].contiguous()
+    return sums[0]
 
 
 def _exchange(values: Sequence[Tensor], place: int) -> Tensor:
