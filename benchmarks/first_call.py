@@ -34,6 +34,7 @@ from benchmarks.work import (
     adamw,
     classifying,
     encoder,
+    head_in_parts,
     language_model,
     loop,
     mlp_784,
@@ -67,11 +68,12 @@ TRAININGS: dict[str, Callable[[], Training]] = {
     "mlp": partial(mlp_784, 32, 1),
     "language_model": language_model,
     "decoder": _small_decoder,
+    "serialized_head": head_in_parts,
     **{f"encoder_{layers}": partial(encoder, layers) for layers in (6, 48)},
     **{
         f"{kind}_{steps}": partial(recurrent, kind, steps)
         for kind in ("LSTM", "GRU", "RNN")
-        for steps in (10, 1000)
+        for steps in (10, 256, 1000)
     },
 }
 
@@ -142,7 +144,7 @@ CASES = {
     **{
         name: FirstCall(name, None, (), _ONE_THREAD, on_request=True)
         for name in TRAININGS
-        if name.startswith(("LSTM", "GRU", "RNN"))
+        if name.startswith(("LSTM", "GRU", "RNN", "serialized"))
     },
 }
 

@@ -25,10 +25,10 @@ from benchmarks.work import (
     LANGUAGE_MODEL,
     Training,
     classifying,
+    head_in_parts,
     language_model,
     loop,
     program,
-    sgd,
     small_language_model,
     whole,
     without_gradient,
@@ -39,7 +39,6 @@ from ipu_dynamo.runtime.execute.timeline import Timeline
 
 LAYERS = LANGUAGE_MODEL[0]
 SECOND = 1 + LAYERS // 2  # the number of the layer that begins the second stage of a pipeline
-HEAD_WORDS, HEAD_WIDTH, HEAD_PARTS = 50304, 512, 16  # of the head that is serialised
 PLAIN = {"inference": "eager", "training": "aot_eager"}  # PyTorch's backends beside ours
 WAYS: dict[str, Callable[[Training], Step]] = {
     "eager": loop,
@@ -179,13 +178,8 @@ def half_language_model() -> Training:
 def serialized_head(_: peak_memory.Found) -> Mapping[str, Maker]:
     """Steps of an embedding, a layer, and a product with the embedding's matrix in parts."""
 
-    def step(mode: str) -> Step:
-        table = nn.Embedding(HEAD_WORDS, HEAD_WIDTH)
-        head = models.SerializedHead(table.weight, mode, HEAD_PARTS)
-        model = models.WithLoss(table, nn.Linear(HEAD_WIDTH, HEAD_WIDTH), head)
-        return whole(Training(model, sgd, torch.randint(HEAD_WORDS, (2, 512)).unbind(), 512))
-
-    return {mode: partial(step, mode) for mode in ("none", "output_channels", "input_channels")}
+    modes = ("none", "output_channels", "input_channels")
+    return {mode: lambda mode=mode: whole(head_in_parts(mode)) for mode in modes}
 
 
 def door(kind: str, layers: int, *between: type[nn.Module]) -> dict[str, Maker]:

@@ -17,6 +17,7 @@ from benchmarks.measure import Step
 
 Optimizer = Callable[[nn.Module], torch.optim.Optimizer]
 LANGUAGE_MODEL = 4, 8192, 256, 128  # layers, words, width, length
+HEAD_WORDS, HEAD_WIDTH, HEAD_PARTS = 50304, 512, 16  # of the head that is serialised
 
 
 def by(kind: type[torch.optim.Optimizer], **settings: Any) -> Optimizer:
@@ -117,6 +118,14 @@ def recurrent(kind: str, steps: int = 100) -> Training:
     """Two recurrent layers of width 128 on 32 sequences of so many steps."""
     model = models.recurrent(kind, 2, 128)
     return Training(model, sgd, torch.randn(2, steps, 32, 128).unbind(), 32, axis=1)
+
+
+def head_in_parts(mode: str = "output_channels") -> Training:
+    """An embedding, a layer, and a product with the embedding's matrix in parts."""
+    table = nn.Embedding(HEAD_WORDS, HEAD_WIDTH)
+    head = models.SerializedHead(table.weight, mode, HEAD_PARTS)
+    model = models.WithLoss(table, nn.Linear(HEAD_WIDTH, HEAD_WIDTH), head)
+    return Training(model, sgd, torch.randint(HEAD_WORDS, (2, 512)).unbind(), 512)
 
 
 def train(
