@@ -1,0 +1,56 @@
+"""Say what carries messages between the ranks of a mesh."""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from ipu_dynamo.program.share import Share
+
+Among = Literal["row", "column", "mesh"]  # the ranks that take part
+Tag = tuple[int, int, int]  # of a message: its executable, its wire, and the replica in its rank
+
+
+class Pending(Protocol):
+    """A message that is under way. It keeps its memory alive."""
+
+    def wait(self) -> None:
+        """Wait for its end. Only threads of the transport's user that may block call this.
+
+        Raises:
+            RankLost: the other rank is gone.
+        """
+
+
+class Transport(Protocol):
+    """Carries flat tensors of bytes (`uint8`, contiguous) between ranks.
+
+    Messages of one tag arrive in their order. All ranks of a group call its collectives in the same
+    order, one at a time. Any thread may send and receive meanwhile.
+
+    Attributes:
+        share: the place of this rank.
+    """
+
+    share: Share
+
+    def send(self, to: int, tag: Tag, message: Tensor) -> Pending:
+        """Send a message, which nobody writes until the send is complete. Never waits."""
+
+    def receive(self, source: int, tag: Tag, message: Tensor) -> Pending:
+        """Receive the next message of a tag into this memory."""
+
+    def gather(self, among: Among, part: Tensor) -> list[Tensor]:
+        """Give every rank the parts of all, in order of their ranks; parts have one size."""
+
+    def exchange(self, among: Among, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Send each rank its part, and get one of each, in order of their ranks.
+
+        Part `i` has the same size on all ranks.
+        """
+
+    def maximum(self, among: Among, values: Tensor) -> Tensor:
+        """The largest value of all ranks at each place; values are int64."""
+
+    def broadcast(self, among: Among, message: Tensor) -> None:
+        """Overwrite a message with that of the first rank of the group."""
