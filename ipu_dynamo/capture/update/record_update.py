@@ -15,7 +15,7 @@ from ipu_dynamo.capture.update.trace_step import (
     explained,
     trace_step,
 )
-from ipu_dynamo.capture.update.world import World, world_of
+from ipu_dynamo.capture.update.world import World
 
 _EPOCHS = 3  # steps that may change what an optimiser keeps
 
@@ -86,12 +86,7 @@ def after_step(world: World) -> World:
             type(world.optimizer).step(shadow)
         except Exception as error:
             raise explained(error, world) from error
-    for group, original in zip(shadow.param_groups, world.optimizer.param_groups, strict=True):
-        group |= {key: original[key] for key in world.overridden(original)}
-    for parameter in own:
-        parameter.requires_grad_()
-    names = dict(zip(map(id, own), world.names, strict=True))
-    return world_of(shadow, names, own_foreach=world.own_foreach)
+    return world.of_changed(shadow, own)
 
 
 def _copied(value: Any, parameters: list[Tensor], refers: int | None) -> Any:

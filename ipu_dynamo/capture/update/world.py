@@ -90,10 +90,6 @@ class World:
         """What is part of the program."""
         return tuple((x.path, _kind(x)) for x in self.leaves if not x.is_number and not x.is_tensor)
 
-    def overridden(self, group: Mapping[str, Any]) -> list[str]:
-        """What a shadow has in a group to make torch compute tensor by tensor."""
-        return list(self._plain(group))
-
     def is_known(self, leaf: Leaf) -> bool:
         """Whether Python may decide by the value of a tensor: a counter, as far as one can see."""
         if not leaf.is_tensor or leaf.value.dim():
@@ -145,6 +141,15 @@ class World:
         ]
         tree = _tree(shadow.state, groups, _attributes(shadow), index)
         return [(key_text(path), value) for path, value in flatten_with_path(tree)[0]]
+
+    def of_changed(self, shadow: Any, parameters: Sequence[Tensor]) -> "World":
+        """Return the world of a shadow whose leaves have changed."""
+        for group, original in zip(shadow.param_groups, self.optimizer.param_groups, strict=True):
+            group |= {key: original[key] for key in self._plain(original)}
+        for parameter in parameters:
+            parameter.requires_grad_()
+        names = dict(zip(map(id, parameters), self.names, strict=True))
+        return world_of(shadow, names, own_foreach=self.own_foreach)
 
     def _plain(self, group: Mapping[str, Any]) -> dict[str, Any]:
         """How torch is to compute: tensor by tensor, which is what a trace shows."""

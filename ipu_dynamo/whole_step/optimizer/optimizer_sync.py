@@ -168,11 +168,10 @@ class OptimizerLink:
     def trace_next(self, program: Program, executable: Executable, options: Options) -> Program:
         """The program with the update for the numbers of the next step."""
         assert self.traced is not None
-        known = self._known_steps
-        self.read_state(program, executable)
-        self._known_steps = known  # the call that asks is counted, and its step is still to come
+        factors = [i for i in program.walk() if isinstance(i, UpdateFactors)]
+        counters = {name: executable.whole(name) for i in factors for name in i.counters}
         traced = 1 + len(executable.other_updates)
-        step = self.traced.trace_next(self.optimizer, self._parameters(), traced)
+        step = self.traced.trace_next(self.optimizer, self._parameters(), counters, traced)
         return retrace(program, step, self.groups, options)
 
     def host(self, executable: Executable) -> HostOptimizer:

@@ -249,10 +249,7 @@ class TracedOptimizer:
     def write(self, held: States, optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> None:
         """Write the program's states and counters into the optimiser, as torch would have them."""
         counters = held.get(COUNTERS, {})
-        last = len(self.variants.worlds) - 1
-        epoch = int(counters[WARM_UP]) if WARM_UP in counters else last
-        world = self.variants.worlds[epoch]
-        plan = self.variants.plan
+        world, plan = self._world_at(counters), self.variants.plan
         owners, shared = plan.owners, plan.shared_names
         for leaf in world.leaves:
             place, key = owners.get(leaf.path, (leaf.parameter, leaf.key))
@@ -260,10 +257,7 @@ class TracedOptimizer:
             if name is not None and name not in held:
                 continue  # the loss does not hang on it, so it is not updated
             if leaf.path in plan.counters:
-                value: Any = counters[plan.counters[leaf.path].name].detach().cpu()
-                value = value.clone() if leaf.is_tensor else value.item()
-                if leaf.is_tensor:
-                    value = value.to(leaf.value.dtype)
+                value = _counted(leaf, counters[plan.counters[leaf.path].name])
             elif leaf.path in shared:
                 value = counters[shared[leaf.path]].detach().cpu()
                 value = value.clone() if leaf.is_tensor else value.item()
@@ -277,12 +271,48 @@ class TracedOptimizer:
             _put(optimizer, leaf, parameter, value)
         self._note_counts(optimizer)
 
+    def _world_at(self, counters: Mapping[str, Tensor]) -> World:
+        """Return the leaves, of the kinds that they have after so many steps."""
+        last = len(self.variants.worlds) - 1
+        return self.variants.worlds[int(counters[WARM_UP]) if WARM_UP in counters else last]
+
+    def _next_world(
+        self,
+        optimizer: Optimizer,
+        parameters: Mapping[str, Tensor],
+        counters: Mapping[str, Tensor],
+    ) -> World:
+        """Return the leaves before the next step, with the values of settings and counters.
+
+        States have their kind. Their values are of no step, as no trace depends on them.
+        """
+        world, now = replace(self._world_at(counters), optimizer=optimizer), settings_of(optimizer)
+        own = [parameters[name].detach() for name in world.names]
+        plan, values = self.variants.plan, list[Any]()
+        for leaf in world.leaves:
+            value = leaf.value
+            if leaf.refers is not None:
+                value = own[leaf.refers]
+            elif leaf.path in plan.counters:
+                value = _counted(leaf, counters[plan.counters[leaf.path].name])
+            elif leaf.parameter is None and leaf.path not in plan.shared_names:
+                value = now.get(leaf.path, value)
+            values.append(value)
+        return world.of_changed(world.shadow(values, own, [None] * len(own)), own)
+
     def trace_next(
-        self, optimizer: Optimizer, parameters: Mapping[str, Tensor], known: int
+        self,
+        optimizer: Optimizer,
+        parameters: Mapping[str, Tensor],
+        counters: Mapping[str, Tensor],
+        known: int,
     ) -> TracedStep:
-        """Trace the step that the optimiser, which has the program's state, makes next.
+        """Trace the step that the optimiser would make next with the program's state.
+
+        No value of a state is read, except the counters: a rank has no others of other IPUs.
 
         Args:
+            counters: of the program, by their names.
             known: the number of steps that were traced for the program.
 
         Raises:
@@ -296,8 +326,7 @@ class TracedOptimizer:
                 hint='compile_training(..., update="host") runs its step in Python',
                 id="update",
             )
-        names, own_foreach = _names(optimizer, parameters), self.variants.first.own_foreach
-        world = world_of(optimizer, names, self._without, own_foreach=own_foreach)
+        world = self._next_world(optimizer, parameters, counters)
         recorded = record_step(world, OPERATORS_OF_NUMBERS)
         (step,) = self._lowered(recorded, self.variants.plan).steps
         self._lines = [line for _, line in recorded.steps[0].kept_conditions]
@@ -356,6 +385,12 @@ def _kinds(world: World, trained: Collection[str]) -> dict[str, Any]:
 
 def _number(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) else value
+
+
+def _counted(leaf: Leaf, counter: Tensor) -> Any:
+    """The value of a counter, of the kind that its leaf has."""
+    value = counter.detach().cpu()
+    return value.to(leaf.value.dtype, copy=True) if leaf.is_tensor else value.item()
 
 
 def _plain(value: object) -> bool:

@@ -19,7 +19,9 @@ from ipu_dynamo import (
     save,
 )
 from ipu_dynamo.errors import InputError, UpdateNotTraced
-from ipu_dynamo.program import Program, Update
+from ipu_dynamo.program import Program, Update, UpdateFactors
+from ipu_dynamo.runtime.execute.executable import Executable
+from ipu_dynamo.whole_step.optimizer.optimizer_sync import OptimizerLink
 from tests.whole_step.optimizer import written_optimizers as optimizers
 
 
@@ -173,6 +175,49 @@ def test_states_are_those_of_every_step_where_a_step_is_traced_anew():
         theirs(x).backward()
         reference.step()
         check_states(ours.state_dict(), reference.state_dict())
+
+
+@pytest.mark.parametrize("kind", ["RAdam", "ASGD", "Lookahead"])
+def test_a_step_is_traced_anew_without_values_of_states(kind, monkeypatch):
+    """A rank has no states of other ranks' IPUs: their values are not read, and any would do."""
+    kinds = {
+        "RAdam": lambda model: optim.RAdam(model.parameters(), lr=0.1),
+        "ASGD": lambda model: optim.ASGD(model.parameters(), lr=0.1, t0=2),
+        "Lookahead": lambda model: optimizers.Lookahead(model.parameters(), k=3),
+    }
+    traces, trace_next, whole = [], OptimizerLink.trace_next, Executable.whole
+
+    def of_counters(executable, name):
+        factors = next(i for i in executable.program.walk() if isinstance(i, UpdateFactors))
+        assert name in factors.counters
+        return whole(executable, name)
+
+    def traced_in_ignorance(link, *arguments):
+        counters = link.traced.variants.plan.counters
+        for world in link.traced.variants.worlds:
+            for leaf in world.leaves:
+                if leaf.is_tensor and leaf.parameter is not None and leaf.path not in counters:
+                    leaf.value.fill_(torch.nan)
+        with monkeypatch.context() as patched:
+            patched.setattr(Executable, "whole", of_counters)
+            return trace_next(link, *arguments)
+
+    for traced in (trace_next, traced_in_ignorance):
+        monkeypatch.setattr(OptimizerLink, "trace_next", traced)
+        model = Layers()
+        optimizer = kinds[kind](model)
+        run = compile_training(model, optimizer, {"engine": "eager"})
+        torch.manual_seed(0)
+        for x in torch.randn(9, 4, 3):
+            run(x)
+        run.read_optimizer_state()
+        texts = [program.text() for program in run.executable.other_updates]
+        traces.append((texts, model.state_dict(), optimizer.state_dict()))
+    (known, weights, states), (ignorant, others, other_states) = traces
+    assert known == ignorant
+    assert known, "no step was traced anew"
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    check_states(states, other_states)
 
 
 def test_step_hooks_are_traced():
