@@ -3,7 +3,7 @@
 import os
 import re
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -27,6 +27,7 @@ _OWN = tuple(
 _PYTHON = f"{Path(traceback.__file__).parent}{os.sep}"
 _PACKAGES = ("site-packages", "dist-packages")  # which lie in it
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+_NAMED_RANKS = 4  # in an error
 
 
 class IpuError(Exception):
@@ -35,9 +36,13 @@ class IpuError(Exception):
     Attributes:
         id: which kind of error this is; it stays the same from version to version, and
             docs/errors.md has a section for each.
+        rank, host: of the process that met the error, if another one did or another one's is
+            raised here, too; else None.
     """
 
     id: str = "call"
+    rank: int | None = None
+    host: str | None = None
 
     def __init__(self, text: str, *, id: str | None = None) -> None:
         super().__init__(text)
@@ -208,6 +213,68 @@ class UpdateError(IpuError):
     def __init__(self, problem: str, *, hint: str) -> None:
         super().__init__(f"{problem}\n  try:  {hint}")
         self.problem = problem
+
+
+class RankFailed(IpuError):
+    """Another rank failed, so this one did not complete the step, the call or the compilation.
+
+    Args:
+        problem: one clause that names what the rank met.
+        rank, host: of that rank.
+    """
+
+    id = "rank-failed"
+
+    def __init__(self, problem: str, *, rank: int, host: str) -> None:
+        super().__init__(f"{problem}\n  rank: {rank} ({host})")
+        self.problem, self.rank, self.host = problem, rank, host
+
+
+class RankLost(IpuError):
+    """A rank that others wait for is gone. No further operation of its mesh is possible.
+
+    Weights and optimiser states are those of the last complete step.
+
+    Args:
+        problem: one clause that names the rank and what is known of it.
+        rank, host: of that rank, if they are known.
+    """
+
+    id = "rank-lost"
+
+    def __init__(self, problem: str, *, rank: int | None = None, host: str | None = None) -> None:
+        line = "" if rank is None else f"\n  rank: {rank}" + (f" ({host})" if host else "")
+        super().__init__(problem + line)
+        self.problem, self.rank, self.host = problem, rank, host
+
+
+class RanksDiffer(IpuError):
+    """Ranks have different values of something that must be the same on all.
+
+    Args:
+        problem: one clause that names it.
+        values: of each rank, as text.
+        hint: an action that the user can take today.
+    """
+
+    id = "ranks-differ"
+
+    def __init__(self, problem: str, values: Mapping[int, str], *, hint: str = "") -> None:
+        ranks: dict[str, list[int]] = {}
+        for rank, value in sorted(values.items()):
+            ranks.setdefault(value, []).append(rank)
+        lines = [problem, *(f"  {_ranks(of)}: {value}" for value, of in ranks.items())]
+        super().__init__("\n".join([*lines, f"  try:  {hint}"] if hint else lines))
+        self.problem, self.values = problem, dict(values)
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    """Name ascending ranks, the first few of many: `ranks 0, 1, 2 and 61 more`."""
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    named = ", ".join(map(str, numbers[:_NAMED_RANKS]))
+    more = len(numbers) - _NAMED_RANKS
+    return f"ranks {named} and {more} more" if more > 0 else f"ranks {named}"
 
 
 def source_line(node: fx.Node) -> str:

@@ -26,7 +26,11 @@ class Transport(Protocol):
     """Carries flat tensors of bytes (`uint8`, contiguous) between ranks.
 
     Messages of one tag arrive in their order. All ranks of a group call its collectives in the same
-    order, one at a time. Any thread may send and receive meanwhile.
+    order, one at a time. Any thread may send and receive meanwhile. A rank that waits in a
+    collective waits on a Python lock, so a signal's handler may end the wait. The collective goes
+    on then, and counts as called.
+
+    Every method raises RankLost if a rank that it needs is gone.
 
     Attributes:
         share: the place of this rank.
@@ -40,13 +44,29 @@ class Transport(Protocol):
     def receive(self, source: int, tag: Tag, message: Tensor) -> Pending:
         """Receive the next message of a tag into this memory."""
 
-    def gather(self, among: Among, part: Tensor) -> list[Tensor]:
-        """Give every rank the parts of all, in order of their ranks; parts have one size."""
+    def gather(self, among: Among, part: Tensor, into: Tensor | None = None) -> Tensor:
+        """Give every rank the parts of all, which have one size.
 
-    def exchange(self, among: Among, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Send each rank its part, and get one of each, in order of their ranks.
+        Returns:
+            [ranks, bytes], in order of the ranks; it is `into` if that is given.
+        """
 
-        Part `i` has the same size on all ranks.
+    def exchange(
+        self,
+        among: Among,
+        message: Tensor,
+        sizes: Sequence[int],
+        received: Sequence[int],
+        into: Tensor | None = None,
+    ) -> Tensor:
+        """Send each rank a part of the message, and get a part of each.
+
+        Args:
+            sizes: bytes of the parts for the ranks, in their order; they make up the message.
+            received: bytes of the parts that the ranks have for this one.
+
+        Returns:
+            The parts of the ranks, in their order; it is `into` if that is given.
         """
 
     def maximum(self, among: Among, values: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from ipu_dynamo.program.schedule.actions import (
     SendValues,
 )
 from ipu_dynamo.program.schedule.schedule import Schedule
-from ipu_dynamo.runtime.execute.tasks.changes import Changes
+from ipu_dynamo.runtime.changes import Changes
 from ipu_dynamo.tune.intra_op import set_intra_op_threads
 
 Work = Callable[[int, RunPass], None]  # a worker runs a pass

@@ -286,7 +286,7 @@ def test_a_worker_that_waits_for_nothing_makes_no_calls_to_wait():
 
     def profile(frame, event, _):
         path = frame.f_code.co_filename
-        if event == "call" and path.endswith(("tasks/workers.py", "tasks/changes.py")):
+        if event == "call" and path.endswith(("tasks/workers.py", "runtime/changes.py")):
             made.add(frame.f_code.co_name)
 
     options = Options(engine="eager", device_iterations=8, workers=2)

@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 
-from ipu_dynamo.runtime.execute.tasks.changes import Changes
+from ipu_dynamo.runtime.changes import Changes
 
 
 class Told(Exception):

@@ -1,0 +1,94 @@
+"""Claims about transports: functions that each rank of a mesh runs with its own transport."""
+
+import threading
+
+import torch
+
+
+def filled(value, size=3):
+    """A message that is told from others by its value."""
+    return torch.full((size,), value, dtype=torch.uint8)
+
+
+def messages_of_a_tag_keep_their_order(transport):
+    """The first of several ranks sends; the last one receives the second tag first."""
+    last = transport.share.ranks - 1
+    tags = [(0, 1, 0), (0, 0, 1)]
+    if transport.share.rank == 0:
+        sends = [transport.send(last, tags[n % 2], filled(n)) for n in range(6)]
+        for send in sends:
+            send.wait()
+    elif transport.share.rank == last:
+        for first in (1, 0):
+            for n in range(first, 6, 2):
+                message = filled(255)
+                transport.receive(0, tags[first], message).wait()
+                assert torch.equal(message, filled(n))
+
+
+def a_send_does_not_wait_for_its_receive(transport):
+    """Both ends send before they receive."""
+    rank, last = transport.share.rank, transport.share.ranks - 1
+    if rank in (0, last):
+        other, size = last - rank, 1 << 22
+        send = transport.send(other, (0, 0, 0), filled(rank + 1, size))
+        message = filled(255, size)
+        transport.receive(other, (0, 0, 0), message).wait()
+        send.wait()
+        assert torch.equal(message, filled(other + 1, size))
+
+
+def collectives_give_the_values_of_a_group_in_its_order(transport):
+    share = transport.share
+    groups = {"row": share.of_row, "column": share.of_column, "mesh": range(share.ranks)}
+    for among, ranks in groups.items():
+        gathered = transport.gather(among, filled(share.rank, 5))
+        assert gathered.tolist() == [[rank] * 5 for rank in ranks]
+        place, target = ranks.index(share.rank), filled(255, 5 * len(ranks))
+        given = transport.gather(among, filled(share.rank, 5), target)
+        assert given.data_ptr() == target.data_ptr()
+        assert torch.equal(target, gathered.flatten())
+        # the part for the rank `i` of a group has `i` bytes: none for the first
+        sizes = range(len(ranks))
+        message = torch.cat([filled(10 * share.rank + i, i) for i in sizes])
+        target = filled(255, place * len(ranks))
+        got = transport.exchange(among, message, sizes, [place] * len(ranks), target)
+        assert got.data_ptr() == target.data_ptr()
+        assert got.tolist() == [10 * rank + place for rank in ranks for _ in range(place)]
+        got = transport.exchange(among, message, sizes, [place] * len(ranks))
+        assert torch.equal(got, target)
+        values = torch.tensor([share.rank, -share.rank, -(1 << 62) + share.rank])
+        largest = transport.maximum(among, values).tolist()
+        assert largest == [ranks[-1], -ranks[0], -(1 << 62) + ranks[-1]]
+        assert values.tolist()[0] == share.rank
+        message = filled(share.rank)
+        transport.broadcast(among, message)
+        assert torch.equal(message, filled(ranks[0]))
+
+
+def a_thread_receives_during_collectives(transport):
+    rank, ranks = transport.share.rank, transport.share.ranks
+    messages = [filled(255) for _ in range(8)]
+
+    def receive():
+        for n, message in enumerate(messages):
+            transport.receive((rank - 1) % ranks, (1, n, 0), message).wait()
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    sends = []
+    for n in range(len(messages)):
+        transport.maximum("mesh", torch.tensor([n]))
+        sends.append(transport.send((rank + 1) % ranks, (1, n, 0), filled(rank)))
+    thread.join()
+    for send in sends:
+        send.wait()
+    assert all(torch.equal(message, filled((rank - 1) % ranks)) for message in messages)
+
+
+CHECKS = [
+    messages_of_a_tag_keep_their_order,
+    a_send_does_not_wait_for_its_receive,
+    collectives_give_the_values_of_a_group_in_its_order,
+    a_thread_receives_during_collectives,
+]
