@@ -51,6 +51,14 @@ def tell_of_break(gm: fx.GraphModule, markers: Sequence[fx.Node]) -> None:
         if "RNN, GRU, or LSTM" in why
         else ""
     )
+    if "DDPOptimizer" in why:  # nothing of the user's is there
+        warnings.warn(
+            "DistributedDataParallel cuts the graph at its buckets, so that gradients are sent "
+            f"while others are computed: each part is a program. {ends}"
+            "torch._dynamo.config.optimize_ddp = False keeps the graph whole.",
+            stacklevel=2,
+        )
+        return
     warnings.warn(
         f"PyTorch breaks the graph at {line} ({why}). What is there runs in plain PyTorch. {ends}"
         f"{captured}Compile with fullgraph=True to see the reason in full.",
