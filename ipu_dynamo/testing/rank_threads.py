@@ -183,15 +183,17 @@ class MemoryTransport:
 
     def send(self, to: int, tag: Tag, message: Tensor) -> _Message:
         """Send a message. Never waits."""
-        return self._meet((self.share.rank, to, tag), message, to)
+        return self._meet((self.share.rank, to, tag), message, to, sends=True)
 
     def receive(self, source: int, tag: Tag, message: Tensor) -> _Message:
         """Receive the next message of a tag into this memory."""
-        return self._meet((source, self.share.rank, tag), message, source)
+        return self._meet((source, self.share.rank, tag), message, source, sends=False)
 
-    def _meet(self, place: tuple[int, int, Tag], memory: Tensor, other: int) -> _Message:
+    def _meet(
+        self, place: tuple[int, int, Tag], memory: Tensor, other: int, *, sends: bool
+    ) -> _Message:
         _check(memory)
-        own, sends = _Message(memory, other, self._mesh), other == place[1]
+        own = _Message(memory, other, self._mesh)
 
         def match() -> None:
             mine, theirs = self._mesh.sent[place], self._mesh.wanted[place]

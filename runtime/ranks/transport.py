@@ -39,7 +39,7 @@ class Transport(Protocol):
     share: Share
 
     def send(self, to: int, tag: Tag, message: Tensor) -> Pending:
-        """Send a message, which nobody writes until the send is complete. Never waits."""
+        """Send a message. Never waits. The caller writes it only after the send is complete."""
 
     def receive(self, source: int, tag: Tag, message: Tensor) -> Pending:
         """Receive the next message of a tag into this memory."""

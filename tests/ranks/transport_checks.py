@@ -6,7 +6,7 @@ import torch
 
 
 def filled(value, size=3):
-    """A message that is told from others by its value."""
+    """A message that has one value in all of its bytes."""
     return torch.full((size,), value, dtype=torch.uint8)
 
 
