@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ipu_dynamo.whole_step.compiled_model import CompiledModel
     from ipu_dynamo.whole_step.free_rows import FreeRows, free_rows
     from ipu_dynamo.whole_step.optimizer.function_update import TracedUpdate
+    from ipu_dynamo.whole_step.ranks import rows_of_rank
     from ipu_dynamo.whole_step.saving.load import load, load_entries
     from ipu_dynamo.whole_step.saving.loaded_model import LoadedModel
     from ipu_dynamo.whole_step.saving.save import save
@@ -97,6 +98,7 @@ __all__ = [
     "register_custom_operator",
     "register_named_tuple",
     "replica_index",
+    "rows_of_rank",
     "save",
     "serialized_matmul",
     "set_overlap_for_input",
@@ -136,6 +138,7 @@ _NAMES_IN = {
     "ipu_dynamo.saved.values": ("register_named_tuple",),
     "ipu_dynamo.whole_step.free_rows": ("FreeRows", "free_rows"),
     "ipu_dynamo.whole_step.optimizer.function_update": ("TracedUpdate",),
+    "ipu_dynamo.whole_step.ranks": ("rows_of_rank",),
     "ipu_dynamo.whole_step.saving.load": ("load", "load_entries"),
     "ipu_dynamo.whole_step.saving.loaded_model": ("LoadedModel",),
     "ipu_dynamo.whole_step.saving.save": ("save",),

@@ -119,6 +119,11 @@ def bisect(
         OptionError: groups of replicas have weights of their own.
     """
     chosen = Options.read(options)
+    if chosen.grid[1] > 1:
+        raise OptionError(
+            "option mesh has a dimension ipu, and bisect runs a model in one process\n"
+            "  try:  replace(options, mesh=None)"
+        )
     if chosen.replica_groups:
         raise OptionError(
             "option replica_groups does not work with bisect, which runs one replica; give it the "

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ipu_dynamo.errors import OptionError
 from ipu_dynamo.options.anchors import Anchor
@@ -11,8 +11,12 @@ from ipu_dynamo.options.checks import check_choice, check_names
 from ipu_dynamo.options.devices import Device, read_devices
 from ipu_dynamo.options.locations import Locations
 from ipu_dynamo.options.loss_scaling import AutomaticLossScaling
+from ipu_dynamo.options.mesh import mesh_shape, read_mesh
 from ipu_dynamo.options.replica_groups import ReplicaGroups
 from ipu_dynamo.options.strategy import Strategy
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 Engine = Literal["auto", "inductor", "eager"]
 Check = Literal["auto", "first", "every", "off"]
@@ -72,7 +76,7 @@ class Options:
             one and is the reference; `auto` takes the first that works here.
         device_iterations: steps (training) or micro-batches (inference) per call.
         gradient_accumulation: micro-batches per replica whose gradients make one update.
-        replicas: copies of the model that work on different data.
+        replicas: copies of the model that work on different data; on ranks, those of all ranks.
         input_group_size: replicas that read the same data.
         input_groups_orthogonal: groups are strided (`r % groups`) and not consecutive replicas.
         replica_groups: parameters and buffers of which each group of replicas has its own, by name.
@@ -157,6 +161,11 @@ class Options:
             `first`.
         seed: of the random numbers; None takes one from torch's generator when compiling. A
             program's numbers depend on the seed, the call, the micro-batch and the replica only.
+        mesh: the ranks of torch.distributed that run the program together: a DeviceMesh of device
+            type `cpu` whose dimensions are called `replica`, `ipu`, or both. Each rank runs a block
+            of the replicas and a block of the IPUs; a call takes the rows of its replicas and
+            returns their results. None: this process runs all. So far programs run on one rank: a
+            mesh of several is refused when they are compiled.
 
     Raises:
         OptionError: for a value that an option cannot have.
@@ -203,6 +212,7 @@ class Options:
     program_cache_limit: int = 1 << 32
     check_compiled: Check = "auto"
     seed: int | None = None
+    mesh: "DeviceMesh | None" = None
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -257,6 +267,7 @@ class Options:
         self._check_replica_groups()
         self._check_anchors()
         self._check_devices()
+        self._check_mesh()
         if self.output_mode == "every" and self.device_iterations % self.return_period:
             raise OptionError(
                 f"option return_period is {self.return_period}; it must be a factor of the "
@@ -295,6 +306,37 @@ class Options:
             except ValueError as error:
                 raise OptionError(f"option devices {error}") from error
 
+    def _check_mesh(self) -> None:
+        if self.mesh is None:
+            return
+        object.__setattr__(self, "mesh", read_mesh(self.mesh))
+        rows, columns = self.grid
+        if self.replicas % rows:
+            raise OptionError(
+                f"option replicas is {self.replicas}, the number on all ranks together; it must be "
+                f"a multiple of the {rows} ranks that the mesh has in its dimension replica"
+            )
+        local = self.replicas // rows
+        groups = {f"replica_groups of {name}": each for name, each in self.replica_groups.items()}
+        for option, each in {"input_group_size": self.input_replica_groups, **groups}.items():
+            if not each.are_whole(self.replicas, local):
+                raise OptionError(
+                    f"option {option} has a {each}, and no rank with its {local} replicas has a "
+                    "whole one\n"
+                    "  try:  consecutive groups whose size divides the replicas of a rank"
+                )
+        if columns > 1 and self.strategy.phased:
+            raise OptionError(
+                f"a strategy of kind {self.strategy.kind} runs on ranks that have all its IPUs, "
+                f"and the mesh has {columns} ranks in its dimension ipu\n"
+                "  try:  a pipelined strategy, or a mesh with the dimension replica alone"
+            )
+        if any(name.startswith("cuda") for name in self.device_names or ()):
+            raise OptionError(
+                f"option devices is {', '.join(self.device_names or ())}, and ranks of a mesh run "
+                'programs on CPUs\n  try:  devices="cpu", or no mesh'
+            )
+
     @classmethod
     def read(cls, given: "Options | dict[str, Any] | None") -> "Options":
         """Options from a dictionary of their names, as `torch.compile(options=...)` passes them.
@@ -308,6 +350,11 @@ class Options:
             return given
         check_names(given, [f.name for f in fields(cls)])
         return cls(**given)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """The blocks into which ranks cut the replicas, and those into which they cut the IPUs."""
+        return (1, 1) if self.mesh is None else mesh_shape(self.mesh)
 
     @property
     def stage_engine(self) -> Engine:

@@ -44,6 +44,11 @@ class ReplicaGroups:
         groups = range(self.count(replicas))
         return tuple(tuple(r for r in range(replicas) if of[r] == group) for group in groups)
 
+    def are_whole(self, replicas: int, block: int) -> bool:
+        """Whether blocks of so many consecutive replicas divide no group."""
+        groups = self.members(replicas)
+        return all(members[0] // block == members[-1] // block for members in groups)
+
     def __str__(self) -> str:
         if self.size == 1:
             return "group of 1 replica"

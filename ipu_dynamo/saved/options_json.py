@@ -1,6 +1,6 @@
 """Write the core's options as JSON and read them back; an option with its default is left out."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -11,19 +11,21 @@ from ipu_dynamo.options.replica_groups import ReplicaGroups
 from ipu_dynamo.saved.json_text import expect
 from ipu_dynamo.saved.refusal import Reason, SavedProgramError
 
-_HERE = {"program_cache", "program_cache_limit", "check_compiled"}  # of the process that saves
+# of the process that saves
+_HERE = {"program_cache", "program_cache_limit", "check_compiled", "mesh"}
 _STAGE = {"blocks", "ipu"}  # its fields
 
 
 def write_options(options: Options) -> dict[str, Any]:
     """`options` as JSON."""
-    return {name: value for name, value in _changed(options).items() if name not in _HERE}
+    return _changed(options, without=_HERE)
 
 
-def _changed(value: Any) -> dict[str, Any]:
+def _changed(value: Any, without: Collection[str] = ()) -> dict[str, Any]:
     """The fields of a dataclass that have not their default."""
     plain = type(value)()
-    pairs = ((field.name, getattr(value, field.name)) for field in fields(value))
+    names = [field.name for field in fields(value) if field.name not in without]
+    pairs = ((name, getattr(value, name)) for name in names)
     return {name: _written(one) for name, one in pairs if one != getattr(plain, name)}
 
 

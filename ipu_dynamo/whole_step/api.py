@@ -81,6 +81,11 @@ def compile_training(
     if isinstance(optimizer, TracedUpdate):
         optimizer.use_parameters_of(model)
     on_host = update == "host"
+    if on_host and Options.read(options).grid[1] > 1:
+        raise OptionError(
+            'update="host" needs all gradients on one rank, and the mesh cuts the model by its '
+            'dimension ipu\n  try:  update="program", or a mesh with the dimension replica alone'
+        )
     if on_host and Options.read(options).guard_updates:
         raise OptionError(
             'guard_updates keeps variables of the program, and an optimiser with update="host" has'

@@ -13,6 +13,7 @@ from ipu_dynamo.capture.host_changes import changed_attributes
 from ipu_dynamo.capture.outside import OutsideTensor
 from ipu_dynamo.capture.swap import Model, named_tensors
 from ipu_dynamo.capture.trace import Arguments, trace
+from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.library.host_call import KnownFunction
 from ipu_dynamo.ops.private.graphs import code_on_demand
 from ipu_dynamo.options import Costs, Options
@@ -32,7 +33,6 @@ from ipu_dynamo.passes.traced.stages.placement import pipeline_stages
 from ipu_dynamo.program import HostProgram, Program
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.progress import begin
-from ipu_dynamo.runtime.execute.host_io.batching import Batching
 from ipu_dynamo.whole_step.cache.program_cache import ProgramCache
 from ipu_dynamo.whole_step.cache.program_key import program_key
 from ipu_dynamo.whole_step.cache.ready_made import ReadyMade, check_fit
@@ -118,6 +118,11 @@ def compile_model(
     devices = devices_to_use(
         options.device_names, [*(t for _, t in named_tensors(model)), *example.tensors]
     )
+    if options.mesh is not None and devices[0].type != "cpu":
+        raise CompileError(
+            f"the model is on {devices[0]}, and ranks of a mesh run programs on CPUs",
+            hint='move it with model.to("cpu"), or leave mesh out',
+        )
     with code_on_demand():
         begin("tracing")
         capture = trace(
@@ -270,16 +275,6 @@ def _train_only(capture: Traced, names: set[str]) -> None:
     capture.placeholders = tuple(
         replace(role, trainable=role.trainable and role.name in names)
         for role in capture.placeholders
-    )
-
-
-def batching(options: Options, *, training: bool) -> Batching:
-    """How a call's tensors split into micro-batches."""
-    return Batching(
-        iterations=options.device_iterations,
-        accumulation=options.gradient_accumulation if training else 1,
-        replicas=options.replicas,
-        group_of=options.input_replica_groups.of(options.replicas),
     )
 
 

@@ -20,19 +20,21 @@ from ipu_dynamo.passes.pipeline import update_recipe
 from ipu_dynamo.passes.program.emit_traced import WithoutGradient
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.fused import Hyperparameters
+from ipu_dynamo.program.share import Share
 from ipu_dynamo.program_history import remember
 from ipu_dynamo.progress import compilation
 from ipu_dynamo.runtime.engines.engines import Engine, make_engine
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
 from ipu_dynamo.tune.figures import Figures
+from ipu_dynamo.whole_step import ranks
 from ipu_dynamo.whole_step.anchored_values import wanted_variables
 from ipu_dynamo.whole_step.cache.ready_made import ReadyMade
 from ipu_dynamo.whole_step.calls.call_inputs import CallInputs, first_micro_batch
 from ipu_dynamo.whole_step.calls.call_signature import ExpectedArguments
 from ipu_dynamo.whole_step.calls.synthetic_data import without_contents
 from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
-from ipu_dynamo.whole_step.compile_model import Compiled, batching, compile_model, fused_again
+from ipu_dynamo.whole_step.compile_model import Compiled, compile_model, fused_again
 from ipu_dynamo.whole_step.compiled_state import not_compiled
 from ipu_dynamo.whole_step.inspection import Inspection
 from ipu_dynamo.whole_step.optimizer.optimizer_checkpoints import NewestState
@@ -119,7 +121,6 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         self._link: OptimizerLink | None = None
         if optimizer is not None:
             self._link = OptimizerLink(optimizer, model, describe, live=live, traced=traced)
-        self._batching = batching(options, training=self.training)
         self._expected: ExpectedArguments | None = None
         self._compiled: Compiled | None = None
         self._executable: Executable | None = None
@@ -194,6 +195,12 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             tensors: those of the arguments, in the order in which flattening finds them.
             on_send: as in a call.
         """
+        if on_send is not None and self.options.grid[1] > 1:
+            raise InputError(
+                "on_send is called with each device iteration, and with a mesh of dimension ipu a "
+                "rank has results at the end of a call",
+                hint="leave on_send out, and use smaller calls",
+            )
         inputs, compiled, executable = self._inputs, self._compiled, self._executable
         if inputs is None or compiled is None or executable is None:
             raise not_compiled()
@@ -264,18 +271,20 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         return read_arguments(self.model, args, kwargs)
 
     def _compile(self, given: Arguments) -> None:
+        transport = ranks.transport_of(self.options)  # may wait for other ranks
         with (
             compile_lock(),
             torch.inference_mode(False),  # what is made outlives the call
             compilation(_name(self.model)) as times,
             skipping_sources(self.options.skipped_sources),
         ):
-            self._compile_alone(given)
+            self._compile_alone(given, None if transport is None else transport.share)
         self._times = times()
 
-    def _compile_alone(self, given: Arguments) -> None:
+    def _compile_alone(self, given: Arguments, share: Share | None) -> None:
         options = self.options
-        example = first_micro_batch(given, self._batching.splits)
+        split = ranks.batching(options, share, training=self.training)
+        example = first_micro_batch(given, split.splits)
         link, reading = self._link, GroupsSnapshot((), [])
         if link is not None:
             if self.newest_state is not None:
@@ -312,6 +321,9 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             reading = link.read()
             groups = reading.groups
             compiled = compiling(groups)
+        if share is not None:
+            variables = wanted_variables(compiled, options.anchors)
+            ranks.check_program(compiled.program, share, variables.keys())
         if link is not None and link.traced is not None:
             compiled = replace(compiled, passes=(*link.traced.passes, *compiled.passes))
         (refuse_shared_memory if self._own_weights else refuse_what_cannot_be_shared)(compiled)
@@ -323,7 +335,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
                 compiled.host,
                 tensors,
                 engine,
-                self._batching.group_of,
+                split.group_of,
                 seed=seed,
                 workers=workers_for(compiled.host, options),
                 devices=compiled.devices,

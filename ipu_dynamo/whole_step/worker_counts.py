@@ -41,7 +41,14 @@ def _spread(host: HostProgram, options: Options) -> int:
 
 
 def _cores() -> int:
-    """Processor cores that this process may use."""
+    """Processor cores for this process: all ranks of a computer see all of its cores."""
+    seen = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        seen = len(os.sched_getaffinity(0))
+    return max(1, seen // _ranks_here())
+
+
+def _ranks_here() -> int:
+    """How many ranks run on this computer: torchrun says so."""
+    said = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(said)) if said.isdecimal() else 1

@@ -58,7 +58,7 @@ def program_key(
             repr(capture.training),
             repr([_group(group) for group in groups]),
             repr([digest(t) for t in capture.report.tensors.values() if not t.is_floating_point()]),
-            repr(_of_program(options)),
+            repr(of_program(options)),
             repr([str(device) for device in devices]),
             repr(sorted(more.items())),
             repr(_settings()),
@@ -94,7 +94,7 @@ def _group(group: UpdateGroup) -> tuple[object, ...]:
     return str(group.rule), group.parameters, group.clip, dtypes
 
 
-def _of_program(options: Options) -> Options:
+def of_program(options: Options) -> Options:
     """`options` without those that only this process has."""
     return replace(
         options,
@@ -103,6 +103,7 @@ def _of_program(options: Options) -> Options:
         program_cache=None,
         program_cache_limit=0,
         check_compiled="auto",
+        mesh=None,
     )
 
 

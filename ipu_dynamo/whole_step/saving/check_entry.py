@@ -12,7 +12,7 @@ from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.execute.host_io.batching import Batching
 from ipu_dynamo.saved.entry import Entry
 from ipu_dynamo.saved.refusal import Reason, SavedProgramError
-from ipu_dynamo.whole_step.compile_model import batching
+from ipu_dynamo.whole_step.ranks import batching
 from ipu_dynamo.whole_step.weights.initial_state import updates
 
 _MOST_TASKS = 10_000_000  # of a call: a schedule lists them

@@ -1,0 +1,115 @@
+"""Say what this process runs of a program that several ranks run together."""
+
+from collections.abc import Collection
+from typing import Any
+
+from torch import Tensor
+
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.options import Options
+from ipu_dynamo.options.mesh import IPU, REPLICA
+from ipu_dynamo.program import Program
+from ipu_dynamo.program.share import Share
+from ipu_dynamo.runtime.execute.host_io.batching import Batching, micro_batch_size
+from ipu_dynamo.runtime.ranks.transport import Transport
+
+
+def transport_of(options: Options) -> Transport | None:
+    """Connect this rank with the others of its mesh; None without a mesh.
+
+    A compiled model has its share and its transport from here alone.
+    """
+    if options.mesh is None:
+        return None
+    raise CompileError(
+        f"option mesh has {options.mesh.size()} ranks, and a program runs on one so far",
+        hint="leave mesh out; each process then runs the whole program",
+    )
+
+
+def share_of(options: Options) -> Share | None:
+    """The place of this rank on the mesh of the options; None without a mesh."""
+    mesh = options.mesh
+    if mesh is None:
+        return None
+    place = dict(zip(mesh.mesh_dim_names or (), mesh.get_coordinate() or (), strict=True))
+    return Share(*options.grid, place.get(REPLICA, 0), place.get(IPU, 0))
+
+
+def check_program(program: Program, share: Share, unsent: Collection[str]) -> None:
+    """Refuse what ranks with a part of the IPUs do not run.
+
+    Args:
+        unsent: anchors that are no streams of the program.
+
+    Raises:
+        CompileError: an IPU for each column is missing, or an anchor is of a variable.
+    """
+    if program.num_ipus < share.columns:
+        raise CompileError(
+            f"the program is on {program.num_ipus} IPUs, and the mesh has {share.columns} ranks in "
+            "its dimension ipu",
+            hint="cut the model into more stages, or give the mesh fewer ranks in that dimension",
+        )
+    if unsent and share.columns > 1:
+        raise CompileError(
+            f"anchors {', '.join(sorted(unsent))} are of variables, and a rank has those of its "
+            "IPUs alone",
+            hint="read weights and states after the call, or leave out the dimension ipu",
+        )
+
+
+def batching(options: Options, share: Share | None = None, *, training: bool) -> Batching:
+    """How the tensors of a call split into micro-batches.
+
+    Args:
+        share: whose replicas the call feeds; None: it feeds all.
+    """
+    groups = options.input_replica_groups.of(options.replicas)
+    own = groups if share is None else [groups[r] for r in share.replicas(options.replicas)]
+    return Batching(
+        iterations=options.device_iterations,
+        accumulation=options.gradient_accumulation if training else 1,
+        replicas=len(own),
+        group_of=tuple(group - min(own) for group in own),
+    )
+
+
+def rows_of_rank(
+    tensor: Tensor, options: Options | dict[str, Any], training: bool = True
+) -> Tensor:
+    """Take the rows that this rank passes to a call, of those that one process would pass.
+
+    A program that loads the same data on all ranks cuts them by it. Without a mesh all rows are
+    this rank's.
+
+    Args:
+        tensor: [rows, ...], an argument of a call of all replicas.
+        options: of the compiled model.
+        training: it is for `compile_training`; else for `compile_inference`, which has no
+            gradient accumulation.
+
+    Returns:
+        A view of the rows; a copy where they are not adjacent.
+
+    Raises:
+        InputError: the rows are not those of whole micro-batches.
+
+    Example:
+        step = compile_training(model, optimizer, options)
+        loss = step(rows_of_rank(x, options), rows_of_rank(y, options))
+    """
+    options = Options.read(options)
+    share = share_of(options)
+    return tensor if share is None else rows_of_share(tensor, options, share, training=training)
+
+
+def rows_of_share(tensor: Tensor, options: Options, share: Share, *, training: bool) -> Tensor:
+    """Take the rows of a rank's replicas; see `rows_of_rank`."""
+    whole, own = (batching(options, of, training=training) for of in (None, share))
+    rows = micro_batch_size("tensor", tensor.shape, whole.splits)
+    if own.splits == whole.splits:
+        return tensor
+    first = whole.group_of[share.replicas(options.replicas)[0]]
+    steps = tensor.unflatten(0, (whole.iterations * whole.accumulation, whole.groups, rows))
+    return steps.narrow(1, first, own.groups).flatten(0, 2)
