@@ -584,6 +584,14 @@ def run_host_passes(
     return host
 
 
+def with_update(program: Program) -> HostProgram:
+    """Return this computer's program for one whose updates were traced for other numbers.
+
+    Only the parts before and after its micro-batches are run.
+    """
+    return HostProgram(program, program)
+
+
 def all_passes() -> list[Pass]:
     """Every pass that there is, once, with default options."""
     options = Options()

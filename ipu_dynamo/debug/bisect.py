@@ -162,7 +162,7 @@ class _Search:
         names = [role.name for role in traced.placeholders if role.kind == "input"]
         self.given: dict[str, Tensor] = dict(zip(names, self.arguments.tensors, strict=True))
         (self.given[RANDOM_KEY],) = random_keys(
-            seed=0, step=0, iterations=1, accumulation=1, replicas=1
+            seed=0, step=0, iterations=1, accumulation=1, replicas=range(1)
         )
         self.given[ACCUMULATION_WEIGHT] = torch.tensor(1.0)
         self.given[REPLICA_INDEX] = torch.tensor(0)

@@ -10,6 +10,7 @@ from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.ir.function import Function
 from ipu_dynamo.program.ir.program import Program
 from ipu_dynamo.program.recipe import FunctionRecipe
+from ipu_dynamo.program.share import OwnReplicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,11 @@ class HostProgram:
     def runs(self) -> Program:
         """What micro-batches run."""
         return self.inlined if self.deferred is None else self.deferred.program
+
+    @property
+    def replicas(self) -> OwnReplicas:
+        """The replicas that this process runs."""
+        return OwnReplicas.all(self.program.replicas)
 
     @property
     def functions(self) -> tuple[Function, ...]:

@@ -17,7 +17,7 @@ def random_keys(
     step: int,
     iterations: int,
     accumulation: int,
-    replicas: int,
+    replicas: range,
     device: torch.device | str = "cpu",
 ) -> list[Tensor]:
     """A key of two int32 words for every micro-batch of a call, in the order [D, A, R].
@@ -26,13 +26,14 @@ def random_keys(
 
     Args:
         step: number of the call's first device iteration.
+        replicas: numbers of those in the program that the keys are for.
     """
     with np.errstate(over="ignore"):
         key = mix(np.uint64(seed % 2**64))
         steps = np.uint64(step) + np.arange(iterations, dtype=np.uint64)
         keys = mix(key + steps)
         keys = mix(keys[:, None] + np.arange(accumulation, dtype=np.uint64))
-        keys = mix(keys[..., None] + np.arange(replicas, dtype=np.uint64))
+        keys = mix(keys[..., None] + np.arange(replicas.start, replicas.stop, dtype=np.uint64))
     words = keys.reshape(-1, 1).view(np.int32)
     return list(torch.from_numpy(words).to(device).unbind(0))
 

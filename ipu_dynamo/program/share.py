@@ -1,6 +1,10 @@
-"""Say which replicas and IPUs of a program a rank runs."""
+"""Say which replicas and IPUs of a program a process runs."""
 
 from dataclasses import dataclass
+from typing import Self
+
+from ipu_dynamo.options.replica_groups import ReplicaGroups
+from ipu_dynamo.program.ir.values import Variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +68,44 @@ class Share:
         """The rank that runs an IPU of a replica, of so many replicas and IPUs."""
         row, column = replica * self.rows // replicas, ipu * self.columns // ipus
         return row * self.columns + column
+
+
+@dataclass(frozen=True, slots=True)
+class OwnReplicas:
+    """The replicas of a program that one process runs: `own`, of `count` in all.
+
+    Tensors, registers and streams have places for own replicas only. Groups, random numbers and
+    divisors go by the numbers and the count of the program.
+    """
+
+    own: range
+    count: int
+
+    @classmethod
+    def all(cls, count: int) -> Self:
+        """All replicas of a program, in one process."""
+        return cls(range(count), count)
+
+    @property
+    def places(self) -> range:
+        """The places of own replicas in lists of them."""
+        return range(len(self.own))
+
+    def members(self, groups: ReplicaGroups | None) -> tuple[tuple[int, ...], ...]:
+        """The places of own replicas, by group; None: all replicas are one."""
+        if groups is None:
+            return (tuple(self.places),)
+        first = self.own.start
+        every = groups.members(self.count)
+        own = (tuple(r - first for r in group if r in self.own) for group in every)
+        return tuple(group for group in own if group)
+
+    def holders(self, variable: Variable) -> tuple[int, ...]:
+        """The places of replicas with a tensor of their own; others share that of one of these."""
+        if variable.groups is None:
+            return (0,) if variable.replicated else tuple(self.places)
+        return tuple(members[0] for members in self.members(variable.groups))
+
+    def groups_of(self, groups: ReplicaGroups) -> tuple[int, ...]:
+        """For each own replica, the number of its group in the program."""
+        return groups.of(self.count)[self.own.start : self.own.stop]

@@ -16,9 +16,9 @@ from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.ops.private.thread_modes import KeptGradMode, recorded_casts_only
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.host.machine import Machine
-from ipu_dynamo.passes.pipeline import update_recipe
+from ipu_dynamo.passes.pipeline import update_recipe, with_update
 from ipu_dynamo.passes.program.emit_traced import WithoutGradient
-from ipu_dynamo.program import Program
+from ipu_dynamo.program import HostProgram
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program.share import Share
 from ipu_dynamo.program_history import remember
@@ -348,7 +348,9 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         if link is not None:
             executable.step_with(link.host(executable))
         if link is not None and link.traced is not None:
-            executable.trace_with(lambda: link.trace_next(compiled.program, executable, options))
+            executable.trace_with(
+                lambda: with_update(link.trace_next(compiled.program, executable, options))
+            )
         self._watched = [
             (name, given, given.data_ptr())
             for name, given in compiled.tensors.items()
@@ -361,12 +363,13 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         if self.newest_state is not None:
             self.newest_state.step = self
 
-    def _other_updates(self, compiled: Compiled, groups: Sequence[Group]) -> list[Program]:
+    def _other_updates(self, compiled: Compiled, groups: Sequence[Group]) -> list[HostProgram]:
         """Programs of the steps for which the optimiser's Python does something else."""
         traced = self._link.traced if self._link is not None else None
         if traced is None or not any(update.function for update in updates(compiled.program)):
             return []
-        return extra_programs(compiled.program, traced, groups, self.options)
+        programs = extra_programs(compiled.program, traced, groups, self.options)
+        return [with_update(program) for program in programs]
 
     def _take(
         self,

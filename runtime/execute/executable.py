@@ -90,11 +90,11 @@ class Executable:
 
     Args:
         host: the program to run, as often as its loops say.
-        tensors: for every variable, the tensor that holds it on the first replica; with a leading
-            dimension over groups of replicas, where it has those. Replicated variables are shared
-            by the replicas of all groups, or of theirs; the others are copied for each.
+        tensors: for every variable, the tensor that holds it on the first replica here; with a
+            leading dimension over groups of replicas, where it has those. Replicated variables are
+            shared by the replicas of all groups, or of theirs; the others are copied for each.
         engine: makes callables of the program's functions.
-        group_of: for each replica, the input group that it reads; empty: its own.
+        group_of: for each replica here, the input group that it reads; empty: its own.
         seed: of the random streams, which `seed` and `step` determine.
         workers: the largest number of threads; None is one for each IPU of every replica. One
             worker runs the micro-batches one after the other.
@@ -103,10 +103,12 @@ class Executable:
         fuse_again: fuses the step anew if other hyperparameters are zero than those that `host` was
             specialised for.
         guard_updates: keep copies of the tensors that updates write, until these are complete.
-        update_recipe, others: see `LoopedStep`.
+        update_recipe: see `LoopedStep`.
+        others: the same with updates that were traced for other hyperparameters.
 
     Attributes:
         program: the instructions of every IPU.
+        replicas: those that run here. Places of replicas are places among these.
         batching: how the caller's tensors split into the micro-batches of the program's loops.
         step: device iterations completed since the seed was set, over all calls.
         schedule: the actions of each worker, in order.
@@ -129,12 +131,12 @@ class Executable:
         fuse_again: FuseAgain | None = None,
         guard_updates: bool = False,
         update_recipe: UpdateRecipe | None = None,
-        others: Sequence[Program] = (),
+        others: Sequence[HostProgram] = (),
     ) -> None:
         verify(host.program)
         self.program, self._host, self._engine = host.program, host, engine
-        program = host.inlined
-        self.batching = batching = Batching.of(program, group_of)
+        program, self.replicas = host.inlined, host.replicas
+        self.batching = batching = Batching.of(program, len(self.replicas.own), group_of)
         self.devices = tuple(devices) or (torch.device("cpu"),) * program.num_ipus
         self.seed = seed
         self._first_step = 0  # counted before the first step of this executable
@@ -145,7 +147,7 @@ class Executable:
         program = host.runs
         cut = sections(program)
         registers = number_registers(program, devices=self.devices)
-        self._storage = storage = Storage(program, tensors, registers)
+        self._storage = storage = Storage(program, tensors, registers, self.replicas)
         self._rounds, self._per_round = cut.steps, cut.micro_batches
         if host.deferred:
             (call,) = calls_of_passes(cut.loop)
@@ -153,7 +155,7 @@ class Executable:
             self.schedule = side_by_side(call, sums, micro_batches=count, workers=workers or 1)
         else:
             self.schedule = self.schedule_for(workers)
-        self._link = HostLink(program, batching, self.devices)
+        self._link = HostLink(program, batching, self.replicas.own, self.devices)
         self.fused: FusedStep | None = None
         self._looped: LoopedStep | None = None
         if host.fused is not None:
@@ -209,12 +211,12 @@ class Executable:
         return schedule_of(
             self._host.inlined,
             micro_batches=self._per_round,
-            replicas=self.batching.replicas,
+            replicas=self.program.replicas,
             workers=workers,
         )
 
     def tensor(self, name: str, replica: int = 0) -> Tensor:
-        """The tensor that holds a variable on a replica."""
+        """The tensor that holds a variable on a replica, by its place among those here."""
         return self._storage.tensor(name, replica)
 
     def whole(self, name: str) -> Tensor:
@@ -308,9 +310,9 @@ class Executable:
     def other_updates(self) -> tuple[Program, ...]:
         """The program with all updates that were traced for other hyperparameters than its own."""
         variants = self._looped.variants.all if self._looped else ()
-        return tuple(variant.program for variant in variants[1:])
+        return tuple(variant.host.program for variant in variants[1:])
 
-    def trace_with(self, another: Callable[[], Program]) -> None:
+    def trace_with(self, another: Callable[[], HostProgram]) -> None:
         """Let `another` trace updates for hyperparameters that no known variant fits."""
         if self._looped:
             self._looped.another = another

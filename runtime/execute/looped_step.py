@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import IpuError, UpdateNotTraced
-from ipu_dynamo.program import Copy, HostProgram, Program, Update, UpdateFactors
+from ipu_dynamo.program import HostProgram, Program, Update, UpdateFactors
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.recipe import FunctionRecipe
@@ -34,7 +34,7 @@ from ipu_dynamo.runtime.update.rounding import HalfRounder
 from ipu_dynamo.runtime.update.traced_update import Run, TracedFactors
 
 
-def cannot_trace() -> Program:
+def cannot_trace() -> HostProgram:
     """Refuse to trace a program anew: it has no optimizer.
 
     Raises:
@@ -71,7 +71,7 @@ class Variant(NamedTuple):
         fits: see `Specialisation`. It computes the numbers of the next step, too.
     """
 
-    program: Program
+    host: HostProgram
     end: StepEnd
     fits: Callable[[Hyperparameters], bool] | None
 
@@ -88,7 +88,7 @@ class LoopedStep:
         guard_updates: keep copies of the tensors that updates write, until these are complete.
         engine: makes callables of functions, also of traced updates.
         update_recipe: how functions of traced updates become callables; None without such updates.
-        others: programs with the same loop and variables whose updates were traced for other
+        others: the same loop and variables, with updates that were traced for other
             hyperparameters.
 
     Attributes:
@@ -112,10 +112,10 @@ class LoopedStep:
         guard_updates: bool,
         engine: Engine,
         update_recipe: UpdateRecipe | None = None,
-        others: Sequence[Program] = (),
+        others: Sequence[HostProgram] = (),
     ) -> None:
         program = host.runs
-        self.another: Callable[[], Program] = cannot_trace
+        self.another: Callable[[], HostProgram] = cannot_trace
         self.host: HostStepper = no_optimizer
         self._hyperparameters: Hyperparameters = ()
         self._host, self._engine, self._schedule = host, engine, schedule
@@ -128,14 +128,17 @@ class LoopedStep:
         self._rounds_at_random = any(update.rounding == "stochastic" for update in updates)
         self._iterations = iterations // cut.steps
 
-        moves = [i for i in cut.before if not isinstance(i, Copy | UpdateFactors)]
+        begin = [i for i in cut.before if not isinstance(i, UpdateFactors)]
         tensors = storage.of_replicas()
-        self._begin = StepEnd(program, moves, tensors, devices, self._rounding, memory)
-        known = [self._variant(each) for each in (program, *others)]
+        self._begin = StepEnd(
+            program, begin, tensors, host.replicas, devices, self._rounding, memory
+        )
+        storage.hold(self._begin.copies)
+        known = [self._variant(each) for each in (host, *others)]
         self.variants = Specialisations(self._make, known)
         rollback = rollback_of(
             program,
-            program.replicas,
+            host.replicas,
             storage.tensor,
             known[0].end.lasting,
             guard=guard_updates,
@@ -146,6 +149,7 @@ class LoopedStep:
             program,
             stages_of(host, self._runs.compile),  # the functions of updates with them
             storage,
+            host.replicas,
             schedule,
             drops,
             threads=host.threads,
@@ -169,12 +173,13 @@ class LoopedStep:
     @property
     def retraced(self) -> Program | None:
         """The program of the last step, if its updates were traced later."""
-        program = self.variants.current.program
-        lasts = any(isinstance(i, Update) and not i.once for i in program.walk())
-        return program if lasts and program is not self._host.runs else None
+        host = self.variants.current.host
+        lasts = any(isinstance(i, Update) and not i.once for i in host.program.walk())
+        return host.program if lasts and host is not self._host else None
 
-    def _variant(self, program: Program) -> Variant:
-        """The end of a step of `program`, which differs from others in its updates."""
+    def _variant(self, host: HostProgram) -> Variant:
+        """The end of a step of `host`, which differs from others in its updates."""
+        program = host.runs
         cut, tensors = sections(program), self._storage.of_replicas()
         factors = next((i for i in cut.before if isinstance(i, UpdateFactors)), None)
         made = self._factors(program, factors, tensors) if factors is not None else None
@@ -182,6 +187,7 @@ class LoopedStep:
             program,
             cut.after,
             tensors,
+            self._host.replicas,
             self._devices,
             self._rounding,
             self._memory,
@@ -189,7 +195,7 @@ class LoopedStep:
             made,
             lambda gradients: self.host(gradients),
         )
-        return Variant(program, end, made.compute if made is not None else None)
+        return Variant(host, end, made.compute if made is not None else None)
 
     def _factors(
         self, program: Program, factors: UpdateFactors, tensors: Mapping[str, Sequence[Tensor]]
@@ -248,9 +254,6 @@ class LoopedStep:
             f"pass {number}, {calls[0].direction} of stage {calls[0].stage} on ipu{calls[0].ipu}"
             for number, calls in enumerate(passes)
         ]
-        copies = [i for i in cut.before if isinstance(i, Copy)]
-        (copied,) = TaskWriter(binding, [copies]).texts
-        others = [str(i) for i in cut.before if not isinstance(i, Copy)]
         changed = changed_variables(ran)
         sums = [v.name for v in program.variables if v.kind == "accumulator"]
         undone = [f"clear {name}" for name in sums]
@@ -261,7 +264,7 @@ class LoopedStep:
             self._devices,
             binding,
             [*zip(titles, map(tuple, texts), strict=True)],
-            before=(*others, *copied),
+            before=[*map(str, cut.before)],
             commit=[*map(str, cut.after)],
             undone=undone,
             workers=str(self._schedule),

@@ -24,7 +24,6 @@ from ipu_dynamo.program import (
     Plain,
     Program,
     ReduceScatter,
-    ReplicaGroups,
     Store,
     Update,
     UpdateFactors,
@@ -34,6 +33,7 @@ from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program.ir.update_rules import HostStep
 from ipu_dynamo.program.replica_tree import additions
 from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.program.share import OwnReplicas
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.update_steps import ParametersUpdate, RunUpdate, UpdateSteps
 from ipu_dynamo.runtime.update.adjust_loss_scale import LossScaleAdjustment
@@ -54,8 +54,9 @@ class StepEnd:
 
     Args:
         program: the owner of the instructions.
-        instructions: in order; copies are of gradients.
-        tensors: for every variable, its tensor on each replica.
+        instructions: in order.
+        tensors: for every variable, its tensor on each replica that runs here.
+        replicas: those that run here.
         devices: of the IPUs.
         rounding: of updates that round at random.
         memory: where variables are loaded from and stored.
@@ -69,6 +70,7 @@ class StepEnd:
         program: Program,
         instructions: Sequence[Plain],
         tensors: Mapping[str, Sequence[Tensor]],
+        replicas: OwnReplicas,
         devices: Sequence[torch.device],
         rounding: HalfRounder,
         memory: StreamingMemory,
@@ -76,7 +78,7 @@ class StepEnd:
         factors: TracedFactors | None = None,
         host: HostStepper | None = None,
     ) -> None:
-        self._replicas = program.replicas
+        self._replicas = replicas
         self._variables = {variable.name: variable for variable in program.variables}
         self._tensors = dict(tensors)
         self._devices, self._rounding, self._memory = devices, rounding, memory
@@ -87,6 +89,7 @@ class StepEnd:
             pairs = zip(made.results, factors.results, strict=True)
             self._tensors |= {name: [value] for name, value in pairs}
         self._steps = UpdateSteps(program, self._tensors, devices, rounding, run)
+        self.copies: dict[str, Sequence[Tensor]] = {}  # on each replica, by name
         self._origins: dict[str, str] = {}  # result of a copy -> its source
         self._updates: list[ParametersUpdate] = []
         self._prepare: list[Callable[[Hyperparameters], None]] = []
@@ -161,11 +164,15 @@ class StepEnd:
         sources, device = self._tensors[copy.value], self._devices[copy.dst]
         self._origins[copy.result] = copy.value
         if device == self._devices[copy.src]:
-            self._tensors[copy.result] = sources
+            self._made(copy.result, sources)
             return
         targets = [torch.empty_like(source, device=device) for source in sources]
-        self._tensors[copy.result] = targets
+        self._made(copy.result, targets)
         self._prepare.append(lambda _: foreach_copy_(targets, sources))
+
+    def _made(self, name: str, tensors: Sequence[Tensor]) -> None:
+        """Note the tensors of a copy, which stay the same in all steps."""
+        self._tensors[name] = self.copies[name] = tensors
 
     def _reduce(self, reduce: AllReduce | ReduceScatter) -> None:
         """Sum into the tensors of each group's first replica, for the whole group.
@@ -173,10 +180,9 @@ class StepEnd:
         Sums in shards are there, too, one shard after the other. The other replicas' tensors hold
         partial sums.
         """
-        groups = reduce.groups or ReplicaGroups(self._replicas)
         sums = [
             [[self._tensors[name][replica] for name in reduce.values] for replica in members]
-            for members in groups.members(self._replicas)
+            for members in self._replicas.members(reduce.groups)
         ]
 
         def run(_: Hyperparameters) -> None:
@@ -302,7 +308,7 @@ class StepEnd:
     def _first_of_groups(self, name: str) -> tuple[int, ...]:
         """The first replica of every group that has a variable for itself."""
         variable = self._variables[name]
-        return (0,) if variable.groups is None else variable.holders(self._replicas)
+        return (0,) if variable.groups is None else self._replicas.holders(variable)
 
     def _count(
         self, move: Callable[[Tensor, int], None], names: Sequence[str], shards: int

@@ -26,6 +26,7 @@ from ipu_dynamo.passes.level_text import parse_level, write_level
 from ipu_dynamo.program import Collective, Program, TensorType, Traffic
 from ipu_dynamo.program.ir.verify.program import verify
 from ipu_dynamo.program.schedule.schedule import Schedule
+from ipu_dynamo.program.share import OwnReplicas
 from ipu_dynamo.runtime.execute.tasks.replica_exchange import ReplicaExchange
 from ipu_dynamo.testing import Reference
 
@@ -419,7 +420,7 @@ def test_the_parts_of_a_cut_graph_read_back_with_what_replicas_exchange(tmp_path
 def test_a_result_is_dense_as_its_type_in_the_program(kind):
     """Operators of PyTorch may keep the layout of their arguments."""
     of = TensorType(torch.float32, (2, 3, 4, 5))
-    exchange = ReplicaExchange(Collective(kind, "x", "y", of, 2, 0, "line"), 2)
+    exchange = ReplicaExchange(Collective(kind, "x", "y", of, 2, 0, "line"), OwnReplicas.all(2))
     for replica in range(2):
         value = torch.randn(of.shape).to(memory_format=torch.channels_last)
         exchange.give(replica, value)

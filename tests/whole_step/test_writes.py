@@ -111,7 +111,7 @@ def variables(executable):
     return [
         executable.tensor(variable.name, replica).clone()
         for variable in executable.program.variables
-        for replica in variable.holders(executable.batching.replicas)
+        for replica in executable.replicas.holders(variable)
     ]
 
 

@@ -64,12 +64,6 @@ class Variable:
         """What one replica holds: the whole, or a shard."""
         return self.type.shard(self.shards)
 
-    def holders(self, replicas: int) -> tuple[int, ...]:
-        """The replicas with a tensor of their own; the others share that of one of these."""
-        if self.groups is not None:
-            return tuple(members[0] for members in self.groups.members(replicas))
-        return (0,) if self.replicated else tuple(range(replicas))
-
     def __str__(self) -> str:
         own = "" if self.replicated else ", one per replica"
         if self.groups is not None:

@@ -34,7 +34,7 @@ def check_entry(entry: Entry, program: Program) -> None:
     if program.replicas != options.replicas:
         raise _wrong(f"{program.replicas} replicas, and {options.replicas} in its options")
     expected = batching(options, training=training)
-    if Batching.of(program, expected.group_of) != expected:
+    if Batching.of(program, program.replicas, expected.group_of) != expected:
         raise _wrong("its loops run another number of times than its options say")
     cut = sections(program)
     if expected.micro_batches * max(1, len(cut.loop)) > _MOST_TASKS:

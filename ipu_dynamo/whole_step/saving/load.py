@@ -15,6 +15,7 @@ from ipu_dynamo.passes.pipeline import (
     form_passes,
     run_host_passes,
     update_recipe,
+    with_update,
     writing_passes,
 )
 from ipu_dynamo.program import Program
@@ -342,7 +343,7 @@ def _bring_up(
         fuse_again=partial(fused_again, written, options, machine),
         update_recipe=partial(update_recipe, options, machine),
         guard_updates=options.guard_updates,
-        others=variants,
+        others=[with_update(variant) for variant in variants],
     )
     seed = fresh_seed(program) if entry.seed is None else entry.seed
     executable.set_random_state(seed, entry.step)

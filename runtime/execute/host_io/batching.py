@@ -1,7 +1,8 @@
 """Split a call's tensors into micro-batches, and put returned micro-batches together.
 
-There are D device iterations, A accumulation steps, G input groups and R replicas. A call's input
-has D*A*G*B rows in the order [D, A, G, B]. Outputs have the order [D, A, R, B].
+There are D device iterations, A accumulation steps, G input groups and R replicas, those of this
+process. A call's input has D*A*G*B rows in the order [D, A, G, B]. Outputs have the order
+[D, A, R, B].
 Source: PopTorch user guide, "Device iterations", "Gradient accumulation", "Output modes".
 """
 
@@ -27,8 +28,8 @@ class Batching:
     Args:
         iterations: D.
         accumulation: A.
-        replicas: R.
-        group_of: for each replica, the input group that it reads.
+        replicas: R, of which the caller passes the rows.
+        group_of: for each of them, the input group that it reads, numbered from 0.
     """
 
     iterations: int
@@ -37,16 +38,17 @@ class Batching:
     group_of: tuple[int, ...]
 
     @classmethod
-    def of(cls, program: Program, group_of: Sequence[int] = ()) -> Self:
+    def of(cls, program: Program, replicas: int, group_of: Sequence[int] = ()) -> Self:
         """Read the numbers from the loops of `program`.
 
         Args:
-            group_of: for each replica, the input group that it reads; empty: its own.
+            replicas: those that run here.
+            group_of: for each of them, the input group that it reads; empty: its own.
 
         Raises:
             ValueError: there are more or fewer replicas.
         """
-        cut, replicas = sections(program), program.replicas
+        cut = sections(program)
         group_of = tuple(group_of) or tuple(range(replicas))
         if len(group_of) != replicas:
             raise ValueError(f"{len(group_of)} replicas have input groups, {replicas} run")

@@ -55,6 +55,7 @@ class HostLink:
 
     Args:
         batching: how a caller's tensor splits into micro-batches.
+        replicas: numbers of the replicas in the program.
         devices: of the IPUs.
 
     Attributes:
@@ -63,11 +64,15 @@ class HostLink:
     """
 
     def __init__(
-        self, program: Program, batching: Batching, devices: Sequence[torch.device]
+        self,
+        program: Program,
+        batching: Batching,
+        replicas: range,
+        devices: Sequence[torch.device],
     ) -> None:
         self._receives = [i for i in sections(program).loop if isinstance(i, Receive)]
         self._streams = {stream.name: stream for stream in program.inputs}
-        self._batching, self._devices = batching, devices
+        self._batching, self._replicas, self._devices = batching, replicas, devices
         self._outputs = program.outputs
         self.printing = [o.printing for o in program.outputs if o.printing is not None]
         self._returned = [[k for row in batching.kept(o) for k in row] for o in program.outputs]
@@ -174,11 +179,12 @@ class HostLink:
                 step=step,
                 iterations=b.iterations,
                 accumulation=b.accumulation,
-                replicas=b.replicas,
+                replicas=self._replicas,
                 device=device,
             )
         if stream.source == "replica":
-            numbers = torch.arange(b.replicas, device=device).unbind(0)
+            own = self._replicas
+            numbers = torch.arange(own.start, own.stop, device=device).unbind(0)
             return [n for _ in range(b.iterations * b.accumulation) for n in numbers]
         if stream.source == "accumulation":
             weights = torch.tensor([1.0 / (k + 1) for k in range(b.accumulation)], device=device)

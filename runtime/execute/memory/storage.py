@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ipu_dynamo.errors import InputError
 from ipu_dynamo.program import Program
+from ipu_dynamo.program.share import OwnReplicas
 
 # By name, the value of a variable on all replicas, or its values on each replica. A value has a
 # leading dimension over groups of replicas if its variable has groups.
@@ -15,7 +16,7 @@ Values = Mapping[str, Tensor | Sequence[Tensor]]
 
 
 class Storage:
-    """The variables of all replicas.
+    """The variables of this process's replicas.
 
     A variable has a stored tensor, the one that it was given. On each replica it has a separate
     tensor or a part of that. Replicated variables are shared by the replicas of all groups, or of
@@ -26,25 +27,30 @@ class Storage:
         tensors: the stored one of every variable; with a leading dimension over groups of
             replicas, where it has those.
         registers: of the program's values.
+        replicas: those that run here.
 
     Attributes:
         registers: by name.
-        frames: for every replica the registers with which a micro-batch begins.
+        frames: for every replica that runs here the registers with which a micro-batch begins.
         waiting: values that were written within a call, for the next step.
         rewritten: is called with the names of variables after `write`.
     """
 
     def __init__(
-        self, program: Program, tensors: Mapping[str, Tensor], registers: Mapping[str, int]
+        self,
+        program: Program,
+        tensors: Mapping[str, Tensor],
+        registers: Mapping[str, int],
+        replicas: OwnReplicas,
     ) -> None:
-        self._program, self.registers = program, registers
+        self._program, self.registers, self._replicas = program, registers, replicas
         self._stored_tensors = {v.name: tensors[v.name].detach() for v in program.variables}
         self._unshared = [
             variable.name
             for variable in program.variables
             if not variable.replicated and variable.kind != "accumulator"
         ]
-        self.frames = [self._frame(replica) for replica in range(program.replicas)]
+        self.frames = [self._frame(replica) for replica in replicas.places]
         # An entry is set, read and deleted in one operation of the interpreter: without a lock.
         self.waiting: dict[str, Tensor | Sequence[Tensor]] = {}
         self.rewritten: Callable[[Iterable[str]], None] = lambda names: None
@@ -56,16 +62,22 @@ class Storage:
         for variable in self._program.variables:
             tensor = self._stored_tensors[variable.name]
             if variable.groups is not None:
-                tensor = tensor[variable.groups.of(self._program.replicas)[replica]]
+                tensor = tensor[self._replicas.groups_of(variable.groups)[replica]]
             elif not (replica == 0 or variable.replicated):
                 tensor = tensor.clone()
             frame[self.registers[variable.name]] = tensor
         return frame
 
     def tensor(self, name: str, replica: int = 0) -> Tensor:
-        """The tensor that holds a variable on a replica."""
+        """The tensor that holds a variable on a replica, by its place among those here."""
         value: Tensor = self.frames[replica][self.registers[name]]
         return value
+
+    def hold(self, values: Mapping[str, Sequence[Tensor]]) -> None:
+        """Begin each micro-batch with these values, too: of each name, that of each replica."""
+        for name, of_each in values.items():
+            for frame, value in zip(self.frames, of_each, strict=True):
+                frame[self.registers[name]] = value
 
     def stored_tensor(self, name: str) -> Tensor:
         """The tensor that a variable was given."""
@@ -73,9 +85,8 @@ class Storage:
 
     def of_replicas(self) -> dict[str, list[Tensor]]:
         """For every variable, its tensor on each replica."""
-        replicas = range(self._program.replicas)
         return {
-            name: [self.tensor(name, replica) for replica in replicas]
+            name: [self.tensor(name, replica) for replica in self._replicas.places]
             for name in self._stored_tensors
         }
 
@@ -116,7 +127,7 @@ class Storage:
                     if not self.is_stored(name, first):
                         self._stored_tensors[name].copy_(first)
                     if name in self._unshared:
-                        for replica in range(1, self._program.replicas):
+                        for replica in self._replicas.places[1:]:
                             own = others[replica - 1] if others else self.tensor(name)
                             self.tensor(name, replica).copy_(own)
         finally:
@@ -150,7 +161,7 @@ class Storage:
         """Copy the user's writes into the first replica since `keep_writes` to all replicas."""
         if self._unshared and self._own_versions() != self._versions:
             for name in self._unshared:
-                for replica in range(1, self._program.replicas):
+                for replica in self._replicas.places[1:]:
                     self.tensor(name, replica).copy_(self.tensor(name))
 
     def expect_writes(self) -> None:

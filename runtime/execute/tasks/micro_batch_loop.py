@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.ops.private.native import foreach_add_
-from ipu_dynamo.program import Collective, Copy, Program, Receive
+from ipu_dynamo.program import Collective, Program, Receive
 from ipu_dynamo.program.deferred import Deferred
 from ipu_dynamo.program.schedule.actions import AddGradients, RunPass
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.program.share import OwnReplicas
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams
 from ipu_dynamo.runtime.execute.memory.storage import Storage
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.observer import NOBODY, Observer
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import (
     Stages,
-    bind_instructions,
     bind_passes,
     failure_of,
 )
@@ -36,6 +36,7 @@ class MicroBatchLoop:
 
     Args:
         program: the program to run, with the registers of `storage`.
+        replicas: those that run here.
         stages: of its functions.
         drops: of every output, see `HostLink`.
         threads: intra-op threads of each worker; None is torch's number.
@@ -52,6 +53,7 @@ class MicroBatchLoop:
         program: Program,
         stages: Stages,
         storage: Storage,
+        replicas: OwnReplicas,
         schedule: Schedule,
         drops: Sequence[bool],
         *,
@@ -61,8 +63,8 @@ class MicroBatchLoop:
         deferred: Deferred | None,
     ) -> None:
         cut, registers = sections(program), storage.registers
-        copies = [i for i in cut.before if isinstance(i, Copy)]  # of weights
-        stay = [*(v.name for v in program.variables), *(copy.result for copy in copies)]
+        stay = [v.name for v in program.variables]
+        stay += [name for instruction in cut.before for name in instruction.made_names]
         self._gradients: _Gradients | None = None
         if deferred is not None:
             tensors = {name: storage.tensor(name) for name in deferred.accumulators}
@@ -78,18 +80,18 @@ class MicroBatchLoop:
             received={result: place for place, result in enumerate(receives)},
             sent={o.name: (i, drops[i]) for i, o in enumerate(program.outputs)},
             devices=devices,
+            replicas=len(replicas.own),
             memory=memory,
             exchanges={
-                i.result: ReplicaExchange(i, program.replicas)
+                i.result: ReplicaExchange(i, replicas)
                 for i in cut.loop
                 if isinstance(i, Collective)
             },
         )
         self.binding = binding
         self._tasks = bind_passes(binding)
-        self._copy_weights = bind_instructions(binding, copies)
-        self._storage, self._replicas = storage, program.replicas
-        self._width = cut.micro_batches * program.replicas
+        self._storage, self._replicas = storage, len(replicas.own)
+        self._width = cut.micro_batches * self._replicas
         self._threads, self._schedule, self._workers = threads, schedule, Workers(schedule)
         self._last = None if deferred is not None else _last_of_all(schedule)
         self._ends = {of.ipu: index for index, of in enumerate(schedule.passes)}.values()
@@ -99,8 +101,6 @@ class MicroBatchLoop:
         """Run the micro-batches of a call's step. Without an update, each is a device iteration,
         and reported as soon as all replicas have run it."""
         frames = self._storage.frames
-        for frame in frames:
-            self._copy_weights(frame, 0, (), ())
         replicas, width, last = self._replicas, self._width, self._last
         received, sent = streams.received, streams.sent
         tasks, gradients = self._tasks, self._gradients

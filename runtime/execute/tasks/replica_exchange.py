@@ -7,8 +7,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ipu_dynamo.program import Collective, ReplicaGroups
+from ipu_dynamo.program import Collective
 from ipu_dynamo.program.replica_tree import additions
+from ipu_dynamo.program.share import OwnReplicas
 
 
 @dataclass
@@ -27,19 +28,19 @@ class ReplicaExchange:
     result; the schedule sees to that.
 
     Args:
-        replicas: of the program.
+        replicas: those that run here.
     """
 
     collective: Collective
-    replicas: int
+    replicas: OwnReplicas
     _held: dict[int, _MicroBatch] = field(default_factory=dict)
 
     @cached_property
     def _members(self) -> tuple[tuple[int, ...], ...]:
         """For each replica, those of its group."""
-        groups = self.collective.groups or ReplicaGroups(self.replicas)
-        members = groups.members(self.replicas)
-        return tuple(members[group] for group in groups.of(self.replicas))
+        groups = self.replicas.members(self.collective.groups)
+        of = {replica: members for members in groups for replica in members}
+        return tuple(of[replica] for replica in self.replicas.places)
 
     def give(self, place: int, value: Tensor) -> None:
         """Give a value, which is not written any more.
@@ -48,13 +49,14 @@ class ReplicaExchange:
             place: of the micro-batch in a call, and of its replica: `micro-batch * replicas +
                 replica`.
         """
-        number, replica = divmod(place, self.replicas)
-        empty = _MicroBatch([None] * self.replicas, [False] * self.replicas)
+        count = len(self.replicas.own)
+        number, replica = divmod(place, count)
+        empty = _MicroBatch([None] * count, [False] * count)
         self._held.setdefault(number, empty).given[replica] = value
 
     def take(self, place: int) -> Tensor:
         """Return the result of a replica: dense, as programs say, and in its own memory."""
-        number, replica = divmod(place, self.replicas)
+        number, replica = divmod(place, len(self.replicas.own))
         held, members = self._held[number], self._members[replica]
         given = (held.given[member] for member in members)
         values = [value for value in given if value is not None]

@@ -74,6 +74,7 @@ class Binding:
             device iterations and accumulation steps the call needs; else it needs all. Values of
             streams that are not sent stay in their registers.
         devices: of the IPUs; none: they share one.
+        replicas: how many run here.
         exchanges: of each collective, by its result.
     """
 
@@ -85,6 +86,7 @@ class Binding:
     received: Mapping[str, int] = field(default_factory=dict)
     sent: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
     devices: Sequence[torch.device] = ()
+    replicas: int = 1
     memory: StreamingMemory = field(default_factory=StreamingMemory)
     exchanges: Mapping[str, ReplicaExchange] = field(default_factory=dict)
 
@@ -267,7 +269,7 @@ class TaskWriter:
         line = f"sent[{place}][k] = r[{register}]"
         if not drops:
             return [line]
-        replicas = program.replicas
+        replicas = self._binding.replicas
         step = "k" if replicas == 1 else f"k // {replicas}"
         return [f"if sent[{place}].kept[{step}]:", f"    {line}"]
 

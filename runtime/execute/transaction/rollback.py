@@ -12,6 +12,7 @@ from ipu_dynamo.errors import UpdateError
 from ipu_dynamo.ops.private.native import foreach_copy_, foreach_zero_
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.schedule.dependencies import changed_variables
+from ipu_dynamo.program.share import OwnReplicas
 from ipu_dynamo.runtime.update.update_tensors import distinct
 
 _NAMED = 3  # variables in a message
@@ -129,7 +130,7 @@ def _versions(tensors: Sequence[Tensor]) -> list[int]:
 
 def rollback_of(
     program: Program,
-    replicas: int,
+    replicas: OwnReplicas,
     tensor: Callable[[str, int], Tensor],
     lasting: Mapping[str, Sequence[Tensor]],
     *,
@@ -140,7 +141,7 @@ def rollback_of(
     names = changed_variables(program)
     written, sums = [], []
     for variable in program.variables:
-        for replica in variable.holders(replicas):
+        for replica in replicas.holders(variable):
             if variable.kind == "accumulator":
                 sums.append(tensor(variable.name, replica))
             elif variable.name in names:

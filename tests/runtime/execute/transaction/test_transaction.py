@@ -205,7 +205,7 @@ def tensors_of(compiled, *, sums: bool = False) -> list[Tensor]:
     variables = [
         executable.tensor(variable.name, replica)
         for variable in executable.program.variables
-        for replica in variable.holders(executable.batching.replicas)
+        for replica in executable.replicas.holders(variable)
         if (variable.kind == "accumulator") == sums
     ]
     return variables if sums else variables + [t for state in states for t in state.values()]
@@ -220,7 +220,7 @@ def write(compiled, state: list[Tensor]) -> None:
     executable, values = compiled.executable, iter(state)
     executable.write(
         {
-            variable.name: [next(values) for _ in variable.holders(executable.batching.replicas)]
+            variable.name: [next(values) for _ in executable.replicas.holders(variable)]
             for variable in executable.program.variables
             if variable.kind != "accumulator"
         }
