@@ -20,7 +20,28 @@ def additions(count: int) -> Iterator[tuple[int, int]]:
 def _additions(lo: int, hi: int) -> Iterator[tuple[int, int]]:
     if hi - lo < 2:
         return
-    mid = lo + (1 << (hi - lo - 1).bit_length() - 1)
+    mid = _middle(lo, hi)
     yield from _additions(lo, mid)
     yield from _additions(mid, hi)
     yield lo, mid
+
+
+def subtrees(count: int, block: range) -> list[range]:
+    """The largest subtrees of `count` values that are within a block of them, in order.
+
+    A process adds the values of each, and these sums cross to other processes.
+    """
+    return _subtrees(0, count, block)
+
+
+def _subtrees(lo: int, hi: int, block: range) -> list[range]:
+    if hi <= block.start or block.stop <= lo:
+        return []
+    if block.start <= lo and hi <= block.stop:
+        return [range(lo, hi)]
+    mid = _middle(lo, hi)
+    return _subtrees(lo, mid, block) + _subtrees(mid, hi, block)
+
+
+def _middle(lo: int, hi: int) -> int:
+    return lo + (1 << (hi - lo - 1).bit_length() - 1)

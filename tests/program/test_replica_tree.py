@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipu_dynamo import Options, compile_training, identity_loss
-from ipu_dynamo.program.replica_tree import additions
+from ipu_dynamo.program.replica_tree import additions, subtrees
 
 
 def written(count: int) -> str:
@@ -39,6 +39,20 @@ def test_a_block_of_a_power_of_two_is_a_subtree(log, blocks, rest):
     for block in range(blocks):
         own = [(s - block * width, t - block * width) for s, t in inside if s // width == block]
         assert own == list(additions(width))
+
+
+@pytest.mark.parametrize(
+    ("count", "block", "parts"),
+    [
+        (4, range(2, 4), [range(2, 4)]),
+        (6, range(3), [range(2), range(2, 3)]),
+        (6, range(3, 6), [range(3, 4), range(4, 6)]),
+        (10, range(5, 10), [range(5, 6), range(6, 8), range(8, 10)]),
+        (5, range(5), [range(5)]),
+    ],
+)
+def test_a_block_is_cut_into_its_largest_subtrees(count, block, parts):
+    assert subtrees(count, block) == parts
 
 
 def test_gradients_of_replicas_are_summed_along_the_tree():
