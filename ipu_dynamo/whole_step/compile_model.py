@@ -114,31 +114,10 @@ def compile_model(
     Raises:
         CompileError: the model cannot be compiled, or `ready` is of another one.
     """
-    options = with_known_groups(model, options)
-    devices = devices_to_use(
-        options.device_names, [*(t for _, t in named_tensors(model)), *example.tensors]
-    )
-    if options.mesh is not None and devices[0].type != "cpu":
-        raise CompileError(
-            f"the model is on {devices[0]}, and ranks of a mesh run programs on CPUs",
-            hint='move it with model.to("cpu"), or leave mesh out',
-        )
     with code_on_demand():
-        begin("tracing")
-        capture = trace(
-            model,
-            example,
-            training=training,
-            mixed_precision=options.narrow,
-            grouped=options.replica_groups,
-            device=devices[0],
-            module_names=options.module_names,
-            norms_count=not options.narrow,
-        )
+        capture, options, devices = _captured(model, example, options, groups, training=training)
         host_changes = changed_attributes(capture)
-        if training:
-            _train_only(capture, {name for group in groups for name in group.parameters})
-        machine = replace(machine, devices=tuple(devices))
+        machine = replace(machine, devices=devices)
         if ready is not None:
             check_fit(ready, capture, groups)
             return _of_ready(ready, capture, options, machine, host_changes)
@@ -160,6 +139,56 @@ def compile_model(
             compiled = _lowered(capture, options, wanted, host_changes)
             cache.keep(key, _to_keep(compiled))
             return compiled
+
+
+def costs_of_model(
+    model: Model,
+    example: Arguments,
+    options: Options,
+    groups: Sequence[UpdateGroup] = (),
+    *,
+    training: bool,
+    loss: int | None = None,
+) -> Costs:
+    """The costs of operators by which `compile_model` would cut a model."""
+    with code_on_demand():
+        capture, options, _ = _captured(model, example, options, groups, training=training)
+        options = with_costs(capture, _sharded_if_short(capture, options), loss=loss)
+    return options.strategy.costs
+
+
+def _captured(
+    model: Model,
+    example: Arguments,
+    options: Options,
+    groups: Sequence[UpdateGroup],
+    *,
+    training: bool,
+) -> tuple[Traced, Options, tuple[torch.device, ...]]:
+    """Trace a model; returns the options with what is known of it, and the devices of IPUs, too."""
+    options = with_known_groups(model, options)
+    devices = devices_to_use(
+        options.device_names, [*(t for _, t in named_tensors(model)), *example.tensors]
+    )
+    if options.mesh is not None and devices[0].type != "cpu":
+        raise CompileError(
+            f"the model is on {devices[0]}, and ranks of a mesh run programs on CPUs",
+            hint='move it with model.to("cpu"), or leave mesh out',
+        )
+    begin("tracing")
+    capture = trace(
+        model,
+        example,
+        training=training,
+        mixed_precision=options.narrow,
+        grouped=options.replica_groups,
+        device=devices[0],
+        module_names=options.module_names,
+        norms_count=not options.narrow,
+    )
+    if training:
+        _train_only(capture, {name for group in groups for name in group.parameters})
+    return capture, options, tuple(devices)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Run a model as a program: compile at the first call, feed it, exchange its weights."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,27 +15,43 @@ from ipu_dynamo.capture.trace import Arguments, read_arguments
 from ipu_dynamo.errors import InputError, skipping_sources
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.ops.private.thread_modes import KeptGradMode, recorded_casts_only
-from ipu_dynamo.options import Options
+from ipu_dynamo.options import Costs, Options
 from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.pipeline import update_recipe, with_update
 from ipu_dynamo.passes.program.emit_traced import WithoutGradient
 from ipu_dynamo.program import HostProgram
 from ipu_dynamo.program.fused import Hyperparameters
+from ipu_dynamo.program.ir.collectives import Collective
 from ipu_dynamo.program.share import Share
 from ipu_dynamo.program_history import remember
 from ipu_dynamo.progress import compilation
 from ipu_dynamo.runtime.engines.engines import Engine, make_engine
 from ipu_dynamo.runtime.execute.executable import Executable
+from ipu_dynamo.runtime.execute.host_io.batching import Batching
 from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
+from ipu_dynamo.runtime.ranks.transport import Transport
 from ipu_dynamo.tune.figures import Figures
 from ipu_dynamo.whole_step import ranks
+from ipu_dynamo.whole_step.agreement import (
+    Facts,
+    attempt,
+    compare,
+    complete_together,
+    decide_together,
+    take_weights,
+)
 from ipu_dynamo.whole_step.anchored_values import wanted_variables
 from ipu_dynamo.whole_step.cache.ready_made import ReadyMade
 from ipu_dynamo.whole_step.calls.call_inputs import CallInputs, first_micro_batch
 from ipu_dynamo.whole_step.calls.call_signature import ExpectedArguments
 from ipu_dynamo.whole_step.calls.synthetic_data import without_contents
 from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
-from ipu_dynamo.whole_step.compile_model import Compiled, compile_model, fused_again
+from ipu_dynamo.whole_step.compile_model import (
+    Compiled,
+    compile_model,
+    costs_of_model,
+    fused_again,
+)
 from ipu_dynamo.whole_step.compiled_state import not_compiled
 from ipu_dynamo.whole_step.inspection import Inspection
 from ipu_dynamo.whole_step.optimizer.optimizer_checkpoints import NewestState
@@ -53,6 +70,38 @@ from ipu_dynamo.whole_step.weights.weight_aliasing import (
 )
 from ipu_dynamo.whole_step.weights.weight_exchange import WeightExchange
 from ipu_dynamo.whole_step.worker_counts import workers_for
+
+
+class _Lowered(NamedTuple):
+    """A program for a model, before anything runs it.
+
+    Args:
+        options: that it was compiled with.
+        reading: of the optimiser.
+        split: how calls split into micro-batches here.
+    """
+
+    compiled: Compiled
+    options: Options
+    reading: GroupsSnapshot
+    engine: Engine
+    machine: Machine
+    split: Batching
+
+    def seed(self) -> int:
+        """The seed of the options, or a fresh one."""
+        seed = self.options.seed
+        return fresh_seed(self.compiled.program) if seed is None else seed
+
+    def facts(self, model: Model) -> Facts:
+        """What other ranks must have, too."""
+        kinds = {variable.name: variable.kind for variable in self.compiled.program.variables}
+        tensors = self.compiled.tensors.items()
+        constants = {name: t for name, t in tensors if kinds.get(name) == "constant"}
+        return Facts(
+            self.engine.name, self.options, self.compiled.program, model, constants, self.seed()
+        )
+
 
 OnSend = Callable[[int, Any], object]  # a device iteration, and what it returns
 
@@ -273,24 +322,69 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
     def _compile(self, given: Arguments) -> None:
         transport = ranks.transport_of(self.options)  # may wait for other ranks
         with (
-            compile_lock(),
+            compile_lock() if transport is None else nullcontext(),
             torch.inference_mode(False),  # what is made outlives the call
             compilation(_name(self.model)) as times,
             skipping_sources(self.options.skipped_sources),
         ):
-            self._compile_alone(given, None if transport is None else transport.share)
+            if self._link is not None:
+                if self.newest_state is not None:
+                    self.newest_state.read()  # the new program goes on from there
+                elif self._link.live and self._executable is not None:
+                    self.read_optimizer_state()
+            if transport is None:
+                lowered = self._lower(given, self.options)
+                self._bring_up(given, lowered, lowered.seed())
+            else:
+                self._compile_together(given, transport)
         self._times = times()
 
-    def _compile_alone(self, given: Arguments, share: Share | None) -> None:
-        options = self.options
+    def _compile_together(self, given: Arguments, transport: Transport) -> None:
+        """Compile on this rank of a mesh; see `agreement`."""
+        options, share = self.options, transport.share
+        agrees = self.training or share.columns > 1
+        if agrees:
+            optimizer = self._link.optimizer if self._link is not None and self._link.live else None
+            measure = partial(self._costs, given, share)
+            options = decide_together(transport, options, self.model, optimizer, measure)
+        lowered, error = attempt(self._lower, given, options, share)
+        if lowered is not None:
+            agrees = agrees or any(
+                isinstance(i, Collective) for i in lowered.compiled.program.walk()
+            )
+        if not agrees:
+            if lowered is None:
+                assert error is not None
+                raise error
+            with compile_lock():
+                self._bring_up(given, lowered, lowered.seed())
+            return
+        facts = None if lowered is None else lowered.facts(self.model)
+        seed = compare(transport, facts, error)["seed"]
+        assert lowered is not None
+        with KeptGradMode(), unrecorded():
+            take_weights(transport, self.model)
+        _, error = attempt(self._bring_up, given, lowered, seed)
+        complete_together(transport, error)
+
+    def _costs(self, given: Arguments, share: Share) -> Costs:
+        """What operators take, by which the strategy cuts the model."""
+        split = ranks.batching(self.options, share, training=self.training)
+        return costs_of_model(
+            self.model,
+            first_micro_batch(given, split.splits),
+            self.options,
+            self._link.read().groups if self._link is not None else (),
+            training=self.training,
+            loss=self._loss,
+        )
+
+    def _lower(self, given: Arguments, options: Options, share: Share | None = None) -> _Lowered:
+        """Trace the model and run the passes; nothing of this object depends on it yet."""
         split = ranks.batching(options, share, training=self.training)
         example = first_micro_batch(given, split.splits)
         link, reading = self._link, GroupsSnapshot((), [])
         if link is not None:
-            if self.newest_state is not None:
-                self.newest_state.read()  # the new program goes on from there
-            elif link.live and self._executable is not None:
-                self.read_optimizer_state()
             reading = link.read()
         groups = reading.groups
         self._figures = self._ready_made.figures if self._ready_made else None
@@ -319,17 +413,21 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             assert link.traced is not None
             link.traced.leave_out(error.names)  # known only now, where it counts
             reading = link.read()
-            groups = reading.groups
-            compiled = compiling(groups)
+            compiled = compiling(reading.groups)
         if share is not None:
             variables = wanted_variables(compiled, options.anchors)
             ranks.check_program(compiled.program, share, variables.keys())
         if link is not None and link.traced is not None:
             compiled = replace(compiled, passes=(*link.traced.passes, *compiled.passes))
         (refuse_shared_memory if self._own_weights else refuse_what_cannot_be_shared)(compiled)
+        return _Lowered(compiled, options, reading, engine, machine, split)
+
+    def _bring_up(self, given: Arguments, lowered: _Lowered, seed: int) -> None:
+        """Compile the functions of a program, and run it from now on."""
+        compiled, options, reading, engine, machine, split = lowered
+        link, groups = self._link, reading.groups
         known, scale = link.known(reading) if link is not None else ({}, {})
         tensors = initial_tensors(compiled, known, private=self._own_weights, loss_scale=scale)
-        seed = fresh_seed(compiled.program) if options.seed is None else options.seed
         with recorded_casts_only():
             executable = Executable(
                 compiled.host,

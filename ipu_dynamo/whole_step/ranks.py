@@ -111,5 +111,6 @@ def rows_of_share(tensor: Tensor, options: Options, share: Share, *, training: b
     if own.splits == whole.splits:
         return tensor
     first = whole.group_of[share.replicas(options.replicas)[0]]
-    steps = tensor.unflatten(0, (whole.iterations * whole.accumulation, whole.groups, rows))
+    counts = (whole.iterations * whole.accumulation, whole.groups, rows)
+    steps: Tensor = tensor.unflatten(0, counts)
     return steps.narrow(1, first, own.groups).flatten(0, 2)

@@ -38,5 +38,6 @@ class Pipeline(nn.Module):
         for ipu, layer in enumerate(self.layers):
             with Block(str(ipu), ipu_id=ipu):
                 x = layer(x).tanh()
-                loss = identity_loss(x.square(), "mean")
-        return loss
+                if ipu == len(self.layers) - 1:
+                    return identity_loss(x.square(), "mean")
+        return x

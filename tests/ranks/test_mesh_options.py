@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,6 +27,7 @@ from ipu_dynamo import (
 from ipu_dynamo.options import Anchor, OptionError
 from ipu_dynamo.program.share import Share
 from ipu_dynamo.saved.options_json import read_options, write_options
+from ipu_dynamo.testing.rank_threads import run_failing_ranks, transport_here
 from ipu_dynamo.whole_step import ranks
 from ipu_dynamo.whole_step.cache.program_key import of_program
 from tests.ranks.mesh import Pipeline, mesh, world
@@ -148,14 +148,23 @@ def test_with_replicas_alone_the_host_may_update():
 
 
 def test_programs_that_a_mesh_cannot_divide_are_refused(monkeypatch):
-    def compiled(columns, **given):
-        transport = SimpleNamespace(share=Share(1, columns, 0, 0))
-        monkeypatch.setattr(ranks, "transport_of", lambda _: transport)
-        compile_inference(Pipeline(), {"engine": "eager", **given}).compile(torch.ones(2, 4))
+    monkeypatch.setattr(ranks, "transport_of", lambda _: transport_here())
 
-    refused("on 2 IPUs, and the mesh has 3 ranks", lambda: compiled(3), CompileError)
+    def errors(columns, **given):
+        step = {"engine": "eager", **given}
+        return run_failing_ranks(
+            1, columns, lambda _: compile_inference(Pipeline(), step).compile(torch.ones(2, 4))
+        )
+
     anchors = {"w": Anchor("layers.0.weight")}
-    refused("anchors w are of variables", lambda: compiled(2, anchors=anchors), CompileError)
+    for found, problem in (
+        (errors(3), "on 2 IPUs, and the mesh has 3 ranks"),
+        (errors(2, anchors=anchors), "anchors w are of variables"),
+    ):
+        for error in found:
+            assert type(error) is CompileError
+            assert problem in str(error)
+            assert "try:  " in str(error)
 
 
 def test_a_model_on_a_mesh_is_refused_so_far():
