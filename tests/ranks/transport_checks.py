@@ -4,6 +4,11 @@ import threading
 
 import torch
 
+from ipu_dynamo.program import TensorType
+from ipu_dynamo.program.replica_tree import additions
+from ipu_dynamo.runtime.ranks.replica_sums import ReplicaSums
+from ipu_dynamo.runtime.ranks.wires import Wires
+
 
 def filled(value, size=3):
     """A message that has one value in all of its bytes."""
@@ -86,9 +91,43 @@ def a_thread_receives_during_collectives(transport):
     assert all(torch.equal(message, filled((rank - 1) % ranks)) for message in messages)
 
 
+def values_of_wires_arrive_with_their_strides(transport):
+    rank, ranks = transport.share.rank, transport.share.ranks
+    wires = Wires(transport, 3)
+    values = [torch.arange(12.0).view(3, 4).t(), torch.tensor(2), torch.ones(3).expand(2, 3)]
+    for wire, value in enumerate(values):
+        wires.expect((rank - 1) % ranks, wire, 1, 3, TensorType.of(value))
+    for number in range(3):
+        for wire, value in enumerate(values):
+            wires.post((rank + 1) % ranks, wire, 1, value if number else value + 1)
+    for number in range(3):
+        for wire, value in enumerate(values):
+            wires.wait((rank - 1) % ranks, wire, 1)
+            expected = value if number else value + 1
+            taken = wires.take((rank - 1) % ranks, wire, 1)
+            assert torch.equal(taken, expected)
+            assert taken.stride() == expected.stride()
+    wires.complete()
+
+
+def sums_over_replicas_have_the_bits_of_one_process(transport):
+    """Three replicas a rank, so ranks hold no whole subtree; few bytes and many."""
+    share, replicas = transport.share, 3 * transport.share.rows
+    torch.manual_seed(0)
+    values = [[torch.randn(50_000), torch.randn(7, dtype=torch.float64)] for _ in range(replicas)]
+    own = [[value.clone() for value in values[replica]] for replica in share.replicas(replicas)]
+    ReplicaSums(own, replicas, transport)()
+    for total, term in additions(replicas):
+        for a, b in zip(values[total], values[term], strict=True):
+            a += b
+    assert all(map(torch.equal, own[0], values[0]))
+
+
 CHECKS = [
     messages_of_a_tag_keep_their_order,
     a_send_does_not_wait_for_its_receive,
     collectives_give_the_values_of_a_group_in_its_order,
     a_thread_receives_during_collectives,
+    values_of_wires_arrive_with_their_strides,
+    sums_over_replicas_have_the_bits_of_one_process,
 ]

@@ -1,0 +1,72 @@
+"""Check that ranks which are processes carry messages, and notice signals and lost ranks."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from tests.ranks.transport_checks import CHECKS
+
+ENDS = 60  # seconds
+
+
+@contextmanager
+def processes(folder, mesh, *functions):
+    """Start the ranks of a mesh, in its order; none of them is there afterwards."""
+    rows, columns = map(int, mesh.split("x"))
+    ranks = range(rows * columns)
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.ranks.gloo_rank", folder, str(rank), mesh, *functions],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in [(place - 1) % len(ranks) for place in ranks]
+    ]
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+@pytest.mark.parametrize("mesh", ["2x1", pytest.param("2x2", marks=pytest.mark.slow)])
+def test_processes_pass_the_checks_of_transports(tmp_path, mesh):
+    names = [check.__name__ for check in CHECKS]
+    with processes(tmp_path, mesh, *names) as started:
+        for process in started:
+            output, _ = process.communicate(timeout=ENDS)
+            assert output.splitlines() == [f"{name} done" for name in names]
+            assert process.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("waits", ["in_a_collective", "for_a_message"])
+def test_a_rank_that_waits_notices_ctrl_c_at_once_and_others_that_it_ended(tmp_path, waits):
+    with processes(tmp_path, "2x1", f"wait_{waits}") as (first, second):
+        assert first.stdout.readline() == "waits\n"
+        first.send_signal(signal.SIGINT)
+        output, _ = first.communicate(timeout=ENDS)
+        assert output == "interrupted\n"
+        output, _ = second.communicate(timeout=ENDS)
+        assert "RankLost" in output
+        assert [first.returncode, second.returncode] == [3, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("waits", ["in_a_collective", "for_a_message"])
+def test_a_killed_rank_is_an_error_of_the_one_that_waits(tmp_path, waits):
+    with processes(tmp_path, "2x1", f"wait_{waits}") as (first, second):
+        assert first.stdout.readline() == "waits\n"
+        second.kill()
+        output, _ = first.communicate(timeout=ENDS)
+        assert output.startswith("RankLost a connection between ranks has ended")
+        assert ("rank: 1" in output) == (waits == "for_a_message")
+        assert first.returncode == 4
