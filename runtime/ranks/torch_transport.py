@@ -1,7 +1,8 @@
 """Carry messages between ranks that are processes, over torch.distributed.
 
-This module makes groups of its own. Their timeout is longer than any run, as it would end waits for
-ranks that are only slow. Threads of their own wait in torch, because torch notices no signals there.
+This module makes groups of its own. Their timeout is longer than any run, as it would end waits
+for ranks that are only slow. Threads of their own wait in torch, because torch notices no signals
+there.
 """
 
 import os

@@ -113,8 +113,11 @@ def values_of_wires_arrive_with_their_strides(transport):
 def sums_over_replicas_have_the_bits_of_one_process(transport):
     """Three replicas a rank, so ranks hold no whole subtree; few bytes and many."""
     share, replicas = transport.share, 3 * transport.share.rows
-    torch.manual_seed(0)
-    values = [[torch.randn(50_000), torch.randn(7, dtype=torch.float64)] for _ in range(replicas)]
+    drawn = torch.Generator().manual_seed(0)  # ranks that are threads share torch's own
+    values = [
+        [torch.randn(50_000, generator=drawn), torch.randn(7, generator=drawn).double()]
+        for _ in range(replicas)
+    ]
     own = [[value.clone() for value in values[replica]] for replica in share.replicas(replicas)]
     ReplicaSums(own, replicas, transport)()
     for total, term in additions(replicas):
