@@ -20,6 +20,7 @@ from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.progress import begin, code_comes_from
 from ipu_dynamo.runtime.engines.kernel_units import compile_kernels
 from ipu_dynamo.runtime.engines.private.inductor import (
+    InductorError,
     Lowered,
     MachineCode,
     inductor_folder,
@@ -58,8 +59,11 @@ class MachineCodes:
         self._lowered: dict[str | int, tuple[FunctionRecipe, Lowered]] = {}
         self._failed: set[str | int] = set()
 
-    def code_of(self, recipe: FunctionRecipe) -> MachineCode:
-        """The code of a recipe, whose kernels may still have to be compiled."""
+    def code_of(self, recipe: FunctionRecipe) -> MachineCode | None:
+        """The code of a recipe, whose kernels may still have to be compiled.
+
+        None: Inductor generates none.
+        """
         key, function = recipe.key, recipe.lowered
         if key in _memory:
             return _counted("memory", function, _memory[key])
@@ -68,7 +72,12 @@ class MachineCodes:
         if key and (code := self._loaded(key, function)):
             _memory[key] = code
             return _counted("disk", function, code)
-        lowered = _lower(recipe)
+        try:
+            lowered = _lower(recipe)
+        except InductorError as error:
+            self._fails(recipe, "Inductor fails on its graph")
+            log.debug("@%s", function.name, exc_info=error)
+            return None
         self._lowered[_name(recipe)] = recipe, lowered
         return _counted("compiler", function, lowered.code)
 
@@ -83,15 +92,9 @@ class MachineCodes:
         if promises:
             begin("compiler")
         failed = compile_kernels(promises, self._scratch, self._library)
-        for name, (recipe, lowered) in self._lowered.items():
+        for recipe, lowered in self._lowered.values():
             if broken := [of for of in lowered.kernels.values() if of in failed]:
-                self._failed.add(name)
-                log.warning(
-                    "@%s runs on the eager engine, operator by operator: no compiler takes its "
-                    "kernel %s (the log of ipu_dynamo, at DEBUG, has what it said)",
-                    recipe.function.name,
-                    broken[0].kernel.symbol,
-                )
+                self._fails(recipe, f"no compiler takes its kernel {broken[0].kernel.symbol}")
             elif recipe.key:
                 _memory[recipe.key] = lowered.code
                 self._keep(recipe.key, lowered)
@@ -101,8 +104,17 @@ class MachineCodes:
         return bool(self._failed)
 
     def failed(self, recipe: FunctionRecipe) -> bool:
-        """Whether a kernel of the recipe's is one that no compiler takes."""
+        """Whether there is no code of the recipe, or no compiler takes one of its kernels."""
         return _name(recipe) in self._failed
+
+    def _fails(self, recipe: FunctionRecipe, problem: str) -> None:
+        self._failed.add(_name(recipe))
+        log.warning(
+            "@%s runs on the eager engine, operator by operator: %s (the log of ipu_dynamo, at "
+            "DEBUG, has what it said)",
+            recipe.function.name,
+            problem,
+        )
 
     def _loaded(self, key: str, function: Function) -> MachineCode | None:
         entry = self._store.read(key) if self._store else None

@@ -134,6 +134,8 @@ def _compiled(recipe: FunctionRecipe, codes: "MachineCodes") -> Stage:
     if recipe.engine == "eager" or codes.failed(recipe):
         return _eager(recipe, compile_)
     code = codes.code_of(recipe)
+    if code is None:
+        return _eager(recipe, compile_)
     run = _counting(code.run, recipe.written) if code.unwrapped and recipe.written else code.run
     graph = recipe.lowered.graph
     return laid_out(run, code.layouts, layouts_of(graph), views_of(graph))

@@ -3,7 +3,8 @@
 The number of a program is that of the report at https://github.com/pytorch/pytorch/issues.
 Each is written anew: few operators, small tensors. Report 193279 is not among them: no backend sees
 that an `autograd.Function` under `torch.func.grad` has a backward of its own
-(`docs/torch_compile.md` names it).
+(`docs/torch_compile.md` names it). Nor is 189804: the sign of GELU at -5.5 is -1, as compiled code
+says, and plain PyTorch rounds that GELU to zero.
 """
 
 import math
@@ -203,11 +204,6 @@ def product_of_bytes(a, b):
 @compiled(190764, torch.full((2, 2), 2**30, dtype=i32), torch.full((2, 2), 2, dtype=i32))
 def sum_that_wraps(x, y):
     return (x @ y + x @ y + x).sum(dim=1), (x + x).to(i64)
-
-
-@compiled(189804, tensor([-5.533906936645508, -5.531643390655518] * 8))
-def sign_of_gelu_of_much_less_than_zero(x):
-    return torch.sign(F.gelu(x))
 
 
 @compiled(189799, tensor([-0.5, -0.1]))

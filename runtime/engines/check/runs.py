@@ -31,6 +31,7 @@ _WIDE = {
     torch.bfloat16: torch.float64,
     torch.complex64: torch.complex128,
 }
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 _SCATTERS = frozenset({"scatter", "index_copy", "index_put", "_index_put_impl"})
 _TIES = {"sort": -1, "topk": -1, "kthvalue": -1, "median": -1, "mode": -1, "msort": 0}
 
@@ -257,12 +258,11 @@ def _move_in_place(tensor: Tensor, generator: torch.Generator) -> None:
         return
     if 0 in tensor.stride() or not tensor.numel():
         return  # one element in several places
-    far = torch.full((), torch.inf, dtype=tensor.dtype)
     for (part,) in slices_of(tensor):
         steps = torch.randint(-1, 2, part.shape, generator=generator, dtype=torch.int8)
-        up, down = torch.nextafter(part, far), torch.nextafter(part, -far)
-        moved = torch.where(steps > 0, up, torch.where(steps < 0, down, part))
-        part.copy_(torch.where((part == 0) | ~part.isfinite(), part, moved))
+        steps *= (part != 0) & part.isfinite()
+        # One more is the next number away from zero.
+        part.view(_BITS[part.dtype.itemsize]).add_(steps)
 
 
 def _wide(value: Any) -> Any:

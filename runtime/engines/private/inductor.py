@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch._inductor
+from torch._inductor.exc import InductorError as InductorError
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.standalone_compile import AOTCompiledArtifact

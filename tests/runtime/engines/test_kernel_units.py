@@ -199,6 +199,19 @@ def test_a_program_runs_where_one_of_its_kernels_does_not_compile(folder, monkey
 
 
 @pytest.mark.inductor
+def test_a_program_runs_where_inductor_fails(folder, monkeypatch, caplog):
+    def fails(*arguments, **settings):
+        raise compiled_stages.InductorError(AssertionError("no index"), None)
+
+    monkeypatch.setattr(compiled_stages, "lower_artifact", fails)
+    with caplog.at_level(logging.DEBUG, logger="ipu_dynamo"):
+        torch.testing.assert_close(computed(), several(X))
+    assert "runs on the eager engine, operator by operator: Inductor fails" in caplog.text
+    assert "no index" in caplog.text
+    assert [*(folder / "stages").iterdir()] == []
+
+
+@pytest.mark.inductor
 def test_a_program_runs_where_the_compiler_succeeds_and_writes_nothing(folder, monkeypatch, caplog):
     def alone(promise):
         raise IndexError("list index out of range")  # as Inductor, of what the compiler prints

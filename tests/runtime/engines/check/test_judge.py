@@ -202,6 +202,43 @@ def test_functions_with_effects_are_not_checked():
     assert not why_unchecked(graph)
 
 
+def test_a_result_that_the_first_moved_run_explains_takes_no_further_one(monkeypatch):
+    numbers, moved = [], Runs.moved
+
+    def counted(runs, number, places):
+        numbers.append(number)
+        return moved(runs, number, places)
+
+    monkeypatch.setattr(Runs, "moved", counted)
+
+    def compute(x):
+        return (((x + 1000) - 1000) * 1000,)
+
+    assert failures(compute, [X], changed(0, factor=1 + 1e-4))[0] == []
+    assert numbers == [0]
+    assert failures(compute, [X], changed(0, factor=1.5))[0] == [0]
+    assert numbers == [0, *range(16)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_the_quick_comparison_agrees_with_the_whole_one(dtype, monkeypatch):
+    of, quick, more = Class(rounded=True), [], []
+    generator = torch.Generator().manual_seed(0)
+    pairs = []
+    for exponent in range(-4, 9):
+        right = torch.randn(40, generator=generator, dtype=torch.float64).to(dtype)
+        noise = torch.randn(40, generator=generator, dtype=torch.float64)
+        made = (right.double() + noise * torch.finfo(dtype).eps * 2.0**exponent).to(dtype)
+        pairs += [(made, right), (made.clone().fill_(torch.nan), right), (made, right / 0)]
+    for made, right in pairs:
+        quick.append(bool(difference(made, right, of)))
+    monkeypatch.setattr(module, "_surely_near", lambda *arguments: False)
+    for made, right in pairs:
+        more.append(bool(difference(made, right, of)))
+    assert quick == more
+    assert {*quick} == {True, False}
+
+
 class Largest(TorchDispatchMode):
     """Note how many elements the largest new tensor has."""
 
