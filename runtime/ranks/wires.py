@@ -37,6 +37,16 @@ class _Incoming:
     unread: deque[Tensor | None] = field(default_factory=deque)
 
 
+@dataclass(eq=False)
+class _Outgoing:
+    """The messages of a wire in this step: those that are under way, and how many are owed."""
+
+    sends: deque[Pending] = field(default_factory=deque)
+    owed: int = 0
+    type: TensorType | None = None
+    is_watched: bool = False  # by a thread that waits for the sends
+
+
 class Wires:
     """The messages of a program's steps from and to other ranks.
 
@@ -60,9 +70,10 @@ class Wires:
         self.error: BaseException | None = None
         self._changes = Changes()
         self._incoming: dict[_Key, _Incoming] = {}
-        self._outgoing: dict[_Key, deque[Pending]] = {}
+        self._outgoing: dict[_Key, _Outgoing] = {}
         self._begun = self._ended = 0  # threads
         self._ends = False  # no value will be posted in this step
+        self._drains = False  # nor taken
 
     def expect(
         self, rank: int, wire: int, replica: int, count: int, type: TensorType | None
@@ -77,27 +88,61 @@ class Wires:
         incoming = self._incoming[key] = _Incoming()
         self._start(partial(self._receive, key, incoming, count, type), f"receives {key}")
 
+    def promise(
+        self, rank: int, wire: int, replica: int, count: int, type: TensorType | None
+    ) -> None:
+        """Owe another rank so many messages in a step; see `drain`."""
+        self._outgoing[rank, wire, replica] = _Outgoing(owed=count, type=type)
+
     def post(self, rank: int, wire: int, replica: int, value: Tensor | None) -> None:
         """Send a copy of a value, or an empty message. Never waits."""
-        key = rank, wire, replica
         message = torch.empty(_BLOCK, dtype=torch.uint8) if value is None else _packed(value)
-        if self.error is not None:
-            raise self.error
-        pending, is_new = self._transport.send(rank, self._tag(wire, replica), message), False
-
-        def note() -> None:
-            nonlocal is_new
-            is_new = key not in self._outgoing
-            self._outgoing.setdefault(key, deque()).append(pending)
-
-        self._changes.make(note)
-        if is_new:
-            self._start(partial(self._finish_sends, self._outgoing[key]), f"sends {key}")
+        self._send((rank, wire, replica), message)
 
     def post_zeros(self, rank: int, wire: int, replica: int, type: TensorType | None) -> None:
         """Send zeros in place of a value of this type."""
         zeros = None if type is None else torch.zeros(type.shape, dtype=type.dtype)
         self.post(rank, wire, replica, zeros)
+
+    def drain(self) -> None:
+        """Give up a step: send zeros for what is owed, and drop what was not taken. Never waits.
+
+        Other ranks get all messages that they wait for, so they come to the end of the step.
+        """
+
+        def note() -> None:
+            self._drains = True
+            for incoming in self._incoming.values():
+                incoming.unread.clear()
+
+        self._changes.make(note)
+        zeros: dict[TensorType | None, Tensor] = {None: torch.zeros(_BLOCK, dtype=torch.uint8)}
+        for key, outgoing in self._outgoing.items():
+            if (type_ := outgoing.type) not in zeros:
+                assert type_ is not None
+                zeros[type_] = _packed(torch.zeros(type_.shape, dtype=type_.dtype))
+            while outgoing.owed > 0:
+                self._send(key, zeros[type_])
+
+    def _send(self, key: _Key, message: Tensor) -> None:
+        if self.error is not None:
+            raise self.error
+        rank, wire, replica = key
+        outgoing = self._outgoing.get(key)
+        if outgoing is None:
+            self.promise(*key, 0, None)
+            outgoing = self._outgoing[key]
+
+        def note(pending: Pending) -> None:
+            outgoing.sends.append(pending)
+            outgoing.owed -= 1
+
+        with DeferredSignals():  # else a message might be sent and still owed
+            pending = self._transport.send(rank, self._tag(wire, replica), message)
+            self._changes.make(partial(note, pending))
+        if not outgoing.is_watched:
+            outgoing.is_watched = True
+            self._start(partial(self._finish_sends, outgoing.sends), f"sends {key}")
 
     def arrived(self, rank: int, wire: int, replica: int) -> int:
         """How many messages have arrived in this step."""
@@ -105,7 +150,8 @@ class Wires:
 
     def unfinished(self, rank: int, wire: int, replica: int) -> int:
         """How many messages of this step the other rank has not begun to receive."""
-        return len(self._outgoing.get((rank, wire, replica), ()))
+        outgoing = self._outgoing.get((rank, wire, replica))
+        return 0 if outgoing is None else len(outgoing.sends)
 
     def take(self, rank: int, wire: int, replica: int) -> Tensor | None:
         """Take the next message of a wire, which has arrived. It has memory of its own."""
@@ -137,7 +183,7 @@ class Wires:
         self._until(lambda: self._begun == self._ended)
         if self.error is not None:
             raise self.error
-        self._ends = False
+        self._ends = self._drains = False
         self._incoming.clear()
         self._outgoing.clear()
 
@@ -179,16 +225,17 @@ class Wires:
         rank, wire, replica = key
         size = _BLOCK if type is None else _size(type)
         for _ in range(count):
-            self._until(lambda: len(incoming.unread) < _UNREAD)
+            self._until(lambda: len(incoming.unread) < _UNREAD or self._drains)
             message = torch.empty(size, dtype=torch.uint8)
             self._transport.receive(rank, self._tag(wire, replica), message).wait()
             value = None if type is None else _unpacked(message, type)
 
-            def note(value: Tensor | None = value) -> None:
-                incoming.unread.append(value)
+            def note(value: Tensor | None) -> None:
                 incoming.arrived += 1
+                if not self._drains:
+                    incoming.unread.append(value)
 
-            self._changes.make(note)
+            self._changes.make(partial(note, value))
             self.changed()
 
     def _finish_sends(self, sends: deque[Pending]) -> None:

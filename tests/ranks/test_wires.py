@@ -199,13 +199,53 @@ def test_who_waits_for_a_rank_that_is_gone_gets_an_error(waits):
     assert [type(error) for error in run_failing_ranks(2, 1, run)] == [RankLost, KeyError]
 
 
+def test_a_rank_that_drains_pays_what_it_owes_and_the_next_step_is_whole():
+    """It has sent two messages of five on one wire, none on the others, and taken one."""
+    vector = TensorType(torch.float64, (3,))
+
+    def run(transport):
+        rank, other = transport.share.rank, 1 - transport.share.rank
+        wires, kinds = Wires(transport, 0), {0: (NUMBER, 5), 1: (vector, 4), 2: (None, 1)}
+        results = []
+        for step in range(2):
+            for wire, (type_, count) in kinds.items():
+                wires.expect(other, wire, 0, count, type_)
+                wires.promise(other, wire, 0, count, type_)
+            posted = [(0, number(n + 1)) for n in range(5)] + [(1, torch.ones(3).double())] * 4
+            posted.append((2, None))
+            if rank == 0 and step == 0:
+                for wire, value in posted[:2]:
+                    wires.post(other, wire, 0, value)
+                wires.wait(other, 0, 0)
+                assert wires.take(other, 0, 0) == 1
+                wires.drain()
+                wires.complete()
+                continue
+            for wire, value in posted:
+                wires.post(other, wire, 0, value)
+            taken = []
+            for wire, (type_, count) in kinds.items():
+                for _ in range(count):
+                    wires.wait(other, wire, 0)
+                    value = wires.take(other, wire, 0)
+                    taken.append(None if value is None else value.tolist())
+                    assert type_ is None or TensorType.of(value) == type_
+            wires.drain()  # owes nothing
+            wires.complete()
+            results.append(taken)
+        return results
+
+    whole = [1, 2, 3, 4, 5, *[[1, 1, 1]] * 4, None]
+    drained = [1, 2, 0, 0, 0, *[[0, 0, 0]] * 4, None]
+    assert run_ranks(2, 1, run) == [[whole], [drained, whole]]
+
+
 def test_no_thread_is_left_after_a_step():
     def run(transport):
         wires = Wires(transport, 0)
         wires.expect(0, 3, 0, 1, NUMBER)
-        wires.post_zeros(0, 3, 0, NUMBER)
+        wires.post(0, 3, 0, number(0))
         wires.wait(0, 3, 0)
-        assert torch.equal(wires.take(0, 3, 0), number(0))
         wires.complete()
         return settled(lambda: [t.name for t in threading.enumerate() if "(0, 3, 0)" in t.name])
 
