@@ -3,6 +3,7 @@
 Usage: python packaging/check_archives.py dist
 """
 
+import configparser
 import sys
 import tarfile
 import tomllib
@@ -33,13 +34,15 @@ def check_wheel(path: Path) -> None:
     with zipfile.ZipFile(path) as wheel:
         names = {name for name in wheel.namelist() if not name.endswith("/")}
         (info,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
-        entry_points = wheel.read(f"{info}/entry_points.txt").decode()
+        entry_points = configparser.ConfigParser(delimiters="=")
+        entry_points.read_string(wheel.read(f"{info}/entry_points.txt").decode())
         metadata = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())
     modules = {name for name in names if not name.startswith(f"{info}/")}
     compare(path.name, modules, set(expected_modules()))
-    for group, points in PROJECT["project"]["entry-points"].items():
-        for name, value in points.items():
-            need(f"[{group}]\n{name} = {value}" in entry_points, f"{path.name}: no {group} {name}")
+    groups = PROJECT["project"]["entry-points"] | {"console_scripts": PROJECT["project"]["scripts"]}
+    for group, points in groups.items():
+        found = dict(entry_points[group]) if group in entry_points else {}
+        need(found == points, f"{path.name}: its {group} are {found}, not {points}")
     need(metadata["License-Expression"] == "MIT", f"{path.name}: its licence is not MIT")
     need(f"{info}/licenses/LICENSE" in names, f"{path.name}: the licence's text is missing")
 

@@ -1,6 +1,6 @@
 """Say which of several processes this is, from the variables that a launcher sets.
 
-Without them, one process is alone. Several are not connected yet: `init()` refuses them.
+Without them, one process is alone. `init()` connects several, by torch.distributed.
 """
 
 from popdist import popdist_core
@@ -23,6 +23,7 @@ from popdist._instances import (
     initializeBackend,
     isBackendInitialized,
     registerCommunicator,
+    synchronize,
 )
 
 __all__ = [
@@ -43,4 +44,5 @@ __all__ = [
     "isPopdistEnvSet",
     "popdist_core",
     "registerCommunicator",
+    "synchronize",
 ]

@@ -1,24 +1,35 @@
-"""Run together with the other instances: so far with none, and more are refused."""
+"""Connect the instances, and let some of them act together.
 
-from collections.abc import Callable, Collection
-from typing import Any, ParamSpec, TypeVar
+torch.distributed is imported when several instances are connected.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
 
 from popdist._environment import getInstanceIndex, getNumInstances, isPopdistEnvSet
 
 _Result = TypeVar("_Result")
 _Arguments = ParamSpec("_Arguments")
+_Instances = frozenset[int]
 
 _initialized = False
+_made_the_group = False  # by `init`, so that `finalizeBackend` ends it
+_acting: list[_Instances] = []  # those of each `execute_on_instances` around, innermost last
+_communicators: dict[str, _Instances] = {}
 
 
 def init() -> None:
     """Connect the instances. It may be called again.
 
+    Several instances make torch.distributed's default group, or take the one that is there.
+
     Raises:
-        RuntimeError: there is more than one, which this version cannot connect.
+        RuntimeError: no launcher says where they meet, or the group has another size.
     """
-    global _initialized
-    _refuse_several()
+    global _initialized, _made_the_group
+    if _are_several():
+        _made_the_group |= _connect()
     _initialized = True
 
 
@@ -28,9 +39,16 @@ def initializeBackend() -> None:
 
 
 def finalizeBackend() -> None:
-    """End what `init` began."""
-    global _initialized
-    _initialized = False
+    """End what `init` made: a process group that was there before stays."""
+    global _initialized, _made_the_group
+    made, _made_the_group, _initialized = _made_the_group, False, False
+    _communicators.clear()
+    if not made:
+        return
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def isBackendInitialized() -> bool:
@@ -38,13 +56,35 @@ def isBackendInitialized() -> bool:
     return _initialized
 
 
-def registerCommunicator(*args: Any, **kwargs: Any) -> None:
-    """Do nothing: a single instance has nobody to talk to.
+def registerCommunicator(participants: Collection[int], communicator_id: str = "default") -> None:
+    """Name some instances, for `synchronize`. A single instance has no use for it.
+
+    Args:
+        participants: their numbers.
+    """
+    if _are_several():
+        _communicators[communicator_id] = frozenset(participants)
+
+
+def synchronize(communicator_id: str | None = None) -> None:
+    """Wait until all instances are here: within `execute_on_instances` those that it names.
+
+    Args:
+        communicator_id: wait for the participants of `registerCommunicator` instead.
 
     Raises:
-        RuntimeError: there is more than one instance.
+        RuntimeError: there are several instances, and `init` did not connect them.
     """
-    _refuse_several()
+    if not _are_several():
+        return
+    if not _initialized:
+        raise RuntimeError("call popdist.init() before popdist.synchronize()")
+    from popdist._collectives import describe
+
+    instances = acting_instances() if communicator_id is None else _communicators[communicator_id]
+    if getInstanceIndex() in instances:
+        with _limited_to(instances):
+            describe("synchronize", [], acting_ranks())
 
 
 def execute_on_instances(
@@ -53,20 +93,62 @@ def execute_on_instances(
     *args: _Arguments.args,
     **kwargs: _Arguments.kwargs,
 ) -> _Result | None:
-    """Call a function on some instances.
+    """Call a function on some instances. Its collectives are theirs alone.
 
     Args:
         instances: the numbers of those that call it.
 
     Returns:
-        its result, or None where this instance is none of them.
+        its result, or None if this instance does not call it.
     """
-    return function(*args, **kwargs) if getInstanceIndex() in instances else None
+    if getInstanceIndex() not in instances:
+        return None
+    with _limited_to(frozenset(instances)):
+        return function(*args, **kwargs)
 
 
-def _refuse_several() -> None:
-    if isPopdistEnvSet() and (instances := getNumInstances()) > 1:
-        raise RuntimeError(
-            f"a launcher started {instances} instances: this version of popdist connects none, so "
-            "run the program as one process, with all replicas in it"
-        )
+def acting_instances() -> _Instances:
+    """The instances that act together now: all, or those of `execute_on_instances`."""
+    return _acting[-1] if _acting else frozenset(range(getNumInstances()))
+
+
+def acting_ranks() -> list[int]:
+    """The processes of the instances that act together now; [0] where no group is there."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return [0]
+    instances = sorted(acting_instances().intersection(range(getNumInstances())))
+    columns = dist.get_world_size() // getNumInstances()  # processes of one instance
+    return [instance * columns + column for instance in instances for column in range(columns)]
+
+
+@contextmanager
+def _limited_to(instances: _Instances) -> Iterator[None]:
+    """Let collectives be those of some instances."""
+    _acting.append(instances)
+    try:
+        yield
+    finally:
+        _acting.pop()
+
+
+def _are_several() -> bool:
+    return isPopdistEnvSet() and getNumInstances() > 1
+
+
+def _connect() -> bool:
+    """Make the default group of all processes; return whether it was not there."""
+    from ipu_dynamo.errors import OptionError
+    from ipu_dynamo.runtime.ranks.process_group import connect, mesh_of_environment
+
+    try:
+        rows, columns = mesh_of_environment() or (getNumInstances(), 1)
+        if rows != getNumInstances():
+            raise OptionError(
+                f"IPU_DYNAMO_MESH has {rows} rows, but the launcher started {getNumInstances()} "
+                "instances: give it one row for each"
+            )
+        return connect(rows * columns)
+    except OptionError as error:
+        raise RuntimeError(str(error)) from None

@@ -239,7 +239,9 @@ def _refuse_processes(options: Options, *, training: bool) -> None:
     """Raise where several processes would have to train together."""
     if training and options.Distributed.numProcesses > 1:
         raise createPoptorchError(
-            "poptorch.Options: Distributed with several processes would change the results, and "
-            "this version cannot do it yet: leave it at its default",
+            f"poptorch.Options: training over {options.Distributed.numProcesses} processes is not "
+            "there yet. Train in one process with all replicas (replicationFactor), or put "
+            "DistributedDataParallel around torch.compile(model, backend='ipu'). Inference, "
+            "poptorch.DataLoader, popdist and poprun work with several processes",
             id="option",
         )

@@ -1,5 +1,6 @@
 """Take options over: freeze the user's, and make the executor's own from them."""
 
+import os
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from poptorch.errors import createPoptorchError
 from poptorch.hardware import ipu_model_from_environment
 from poptorch.options.general import Options
 from poptorch.strategies import PipelinedExecution
+
+_OFFLINE = "IPU_DYNAMO_OFFLINE"  # environment variable: executors only compile
 
 
 def given_options(options: Any) -> Options:
@@ -42,9 +45,11 @@ def adopt(options: Any, *, training: bool, optimizer: Any = None) -> Options:
         poptorch.Error: for options that no executor of this kind can have.
     """
     given = given_options(options)
-    check(given, training=training)
-    given._freeze()
     own = given.clone()
+    if os.environ.get(_OFFLINE) and not own.exists("ipu_version"):
+        own.useOfflineIpuTarget()
+    check(own, training=training)
+    given._freeze()
     if own.defaultOutputMode():
         own.outputMode(OutputMode.Final if training else OutputMode.All)
     if training:

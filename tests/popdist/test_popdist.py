@@ -1,11 +1,15 @@
-"""Check what `popdist` answers, alone and with a launcher's variables."""
+"""Check what `popdist` answers, alone and with a launcher's variables, and how it connects."""
+
+import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import popdist
 import popdist.poptorch
 import poptorch
+from tests.popdist import processes
 
 ALONE = {
     "getNumTotalReplicas": 1,
@@ -46,7 +50,9 @@ def launched(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch):
-    for name in (*VARIABLES, "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE"):
+    meeting = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    meeting += ("MASTER_ADDR", "MASTER_PORT", "IPU_DYNAMO_MESH")
+    for name in (*VARIABLES, *meeting, "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE"):
         monkeypatch.delenv(name, raising=False)
     yield
     popdist.finalizeBackend()
@@ -98,11 +104,64 @@ def test_one_instance_is_initialised_as_often_as_one_likes():
     assert not popdist.isBackendInitialized()
 
 
-@pytest.mark.parametrize("name", ["init", "initializeBackend", "registerCommunicator"])
-def test_several_instances_are_refused(launched, name):
-    with pytest.raises(RuntimeError, match="4 instances"):
-        getattr(popdist, name)()
+def test_a_single_instance_waits_for_nobody():
+    popdist.registerCommunicator({0})
+    popdist.synchronize()
+    assert popdist.execute_on_instances({0, 1}, popdist.synchronize) is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({}, "needs 4 processes, but RANK and WORLD_SIZE .* say 1"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "needs 4 processes, .* say 2"),
+        ({"RANK": "0"}, "WORLD_SIZE must be an integer, got None"),
+        ({"RANK": "4", "WORLD_SIZE": "4"}, "RANK is 4, but WORLD_SIZE is 4"),
+        ({"RANK": "0", "WORLD_SIZE": "4"}, "MASTER_ADDR is not set"),
+        ({"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "a"}, "MASTER_PORT is not set"),
+        (
+            {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"},
+            "MASTER_ADDR is not set: set it to the host where the first one waits",
+        ),
+        ({"IPU_DYNAMO_MESH": "2x2"}, "has 2 rows, but the launcher started 4 instances"),
+        ({"IPU_DYNAMO_MESH": "4x0"}, "must be the number of processes .*, got '4x0'"),
+        ({"IPU_DYNAMO_MESH": "4x2"}, "needs 8 processes"),
+    ],
+)
+def test_instances_that_cannot_meet_are_refused(launched, variables, reason):
+    for name, value in variables.items():
+        launched(name, value)
+    with pytest.raises(RuntimeError, match=reason):
+        popdist.init()
     assert not popdist.isBackendInitialized()
+    with pytest.raises(RuntimeError, match=r"call popdist.init\(\) before"):
+        popdist.synchronize()
+
+
+def test_a_process_group_of_another_size_is_refused(launched):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(RuntimeError, match="of 4 processes, but the one that is there has 1"):
+            popdist.init()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_importing_it_imports_no_torch():
+    program = "import popdist, popdist._launch, sys; assert 'torch' not in sys.modules"
+    assert processes.run(sys.executable, "-c", program).returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+def test_some_of_three_instances_act_together():
+    program = processes.PROGRAMS / "act_together.py"
+    result = processes.poprun("--num-instances", "3", sys.executable, str(program))
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == [
+        "instance 0: 3 over 3, 2 over 2, 1 over 2, 3 over 3, 2 over 2, 1 over 2",
+        "instance 1: 3 over 3, 1 over 2, 3 over 2, 3 over 3, 1 over 2, 3 over 2",
+        "instance 2: 3 over 3, 2 over 2, 3 over 2, 3 over 3, 2 over 2, 3 over 2",
+    ]
 
 
 def test_a_function_runs_on_the_instances_that_are_named(launched):

@@ -130,3 +130,13 @@ def test_half_accumulators_average_as_they_go(accum_type, combined, expected, ca
         assert getattr(own.Training, name) is (expected if running else chosen)
         assert ("which was chosen" in caplog.text) == (running and chosen != expected)
         caplog.clear()
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_an_offline_run_makes_every_executor_offline(training, monkeypatch):
+    monkeypatch.setenv("IPU_DYNAMO_OFFLINE", "1")
+    own = adopt(poptorch.Options(), training=training)
+    assert own.connection_type == poptorch.ConnectionType.Never
+    assert adopt(poptorch.Options().useOfflineIpuTarget(1), training=training).ipu_version == 1
+    with pytest.raises(poptorch.Error, match="cannot be used with the IPU Model"):
+        adopt(poptorch.Options().useIpuModel(True), training=training)
