@@ -45,12 +45,13 @@ wheel: $(VENV)/dev ## build sdist and wheels, look inside, try the wheels outsid
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python -m build --wheel --outdir dist packaging/poptorch
+	$(BIN)/python -m build --wheel --outdir dist packaging/horovod_compat
 	$(BIN)/python packaging/check_archives.py dist
 	$(BIN)/python packaging/try_wheel.py dist
 
 clean: ## remove what was built, but keep .venv and its like
 	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
-	rm -rf packaging/poptorch/build packaging/poptorch/*.egg-info
+	rm -rf packaging/*/build packaging/*/*.egg-info
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 # .venv/<extra> is an empty file that says: this extra of pyproject.toml is installed

@@ -54,6 +54,15 @@ def check_version(path: Path) -> None:
     need(not outside, f"{path.name}: holds {outside}")
 
 
+def check_horovod(path: Path) -> None:
+    """Raise SystemExit if the wheel at `path` holds something else than our horovod."""
+    sources = ROOT / "packaging" / "horovod_compat"
+    with zipfile.ZipFile(path) as wheel:
+        outside = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    expected = {file.relative_to(sources).as_posix() for file in sources.glob("horovod/*.py")}
+    compare(path.name, outside, expected)
+
+
 def check_sdist(path: Path) -> None:
     """Raise SystemExit if the sdist at `path` lacks a file, has one twice, or has a link."""
     with tarfile.open(path) as sdist:
@@ -80,12 +89,14 @@ def need(condition: bool, problem: str) -> None:
 
 
 def main(folder: Path) -> None:
-    """Check the two wheels and the one sdist in `folder`."""
+    """Check the three wheels and the one sdist in `folder`."""
     (wheel,), (sdist,) = folder.glob("ipu_dynamo-*.whl"), folder.glob("*.tar.gz")
     (version,) = folder.glob("poptorch-*.whl")
+    (horovod,) = folder.glob("ipu_dynamo_horovod-*.whl")
     check_wheel(wheel)
     check_sdist(sdist)
     check_version(version)
+    check_horovod(horovod)
     print(f"{wheel.name} and {sdist.name}: complete, {len(expected_modules())} files each")
 
 

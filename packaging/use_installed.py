@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ def need(condition: bool, problem: str) -> None:
 
 def check_names() -> None:
     """Check that the packages come from this environment, and that no other name was taken."""
-    for name in ("passes", "runtime"):
+    for name in ("passes", "runtime", "horovod"):
         need(importlib.util.find_spec(name) is None, f"a package named {name!r} was installed")
     beside = ("popart", "popdist", "poptorch")
     for name in ("ipu_dynamo", "ipu_dynamo.passes", "ipu_dynamo.runtime", *beside):
@@ -44,8 +45,17 @@ def check_facade() -> None:
     torch.testing.assert_close(poptorch.inferenceModel(model)(x), model(x))
 
 
+def check_poprun() -> None:
+    """Check that the command is there, and reads its options."""
+    poprun = [str(Path(sys.prefix, "bin", "poprun")), "--host", "a,b", "--num-instances", "2", "c"]
+    result = subprocess.run(poprun, capture_output=True, text=True, check=False)
+    need(result.returncode == 2, f"poprun ended with {result.returncode}: {result.stderr}")
+    need(result.stdout.count("torchrun") == 2, f"poprun printed {result.stdout}")
+
+
 if __name__ == "__main__":
     check_backend()
     check_names()
     check_facade()
+    check_poprun()
     print(f"both doors open in {sys.prefix}")

@@ -67,6 +67,14 @@ def test_the_distribution_that_only_names_a_version_names_the_facades():
     assert {found.version for found in distributions(name="poptorch")} <= {poptorch.__version__}
 
 
+def test_horovod_is_a_distribution_of_its_own():
+    file = ROOT / "packaging" / "horovod_compat" / "pyproject.toml"
+    project = tomllib.loads(file.read_text(encoding="utf-8"))
+    assert project["project"]["version"] == PROJECT["project"]["version"]
+    assert project["tool"]["setuptools"]["packages"] == ["horovod"]
+    assert "horovod" not in SETUPTOOLS["packages"]
+
+
 def test_the_installed_entry_point_is_the_backend():
     points = set(entry_points(group="torch_dynamo_backends", name="ipu"))
     if not points:
