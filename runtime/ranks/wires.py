@@ -105,7 +105,7 @@ class Wires:
         self.post(rank, wire, replica, zeros)
 
     def drain(self) -> None:
-        """Give up a step: send zeros for what is owed, and drop what was not taken. Never waits.
+        """Give up a step: send zeros for all messages owed, and drop those to come. Never waits.
 
         Other ranks get all messages that they wait for, so they come to the end of the step.
         """
@@ -225,7 +225,7 @@ class Wires:
         rank, wire, replica = key
         size = _BLOCK if type is None else _size(type)
         for _ in range(count):
-            self._until(lambda: len(incoming.unread) < _UNREAD or self._drains)
+            self._until(lambda: len(incoming.unread) < _UNREAD)
             message = torch.empty(size, dtype=torch.uint8)
             self._transport.receive(rank, self._tag(wire, replica), message).wait()
             value = None if type is None else _unpacked(message, type)
