@@ -27,6 +27,7 @@ from ipu_dynamo.passes.levels import BatchPieces, Directions, Model, Partitioned
 from ipu_dynamo.passes.update_levels import UpdateFunctions, UpdateGraphs
 from ipu_dynamo.program import Function, HostProgram
 from ipu_dynamo.program.text.operator_text import operator_label
+from ipu_dynamo.rank_number import ranks, this_rank
 
 DUMP = "IPU_DYNAMO_DUMP"  # environment variable: a folder for the model after each pass
 PASSES, OPERATORS = "passes.txt", "operators.txt"
@@ -98,8 +99,13 @@ class Dump:
 
     @classmethod
     def begin(cls, name: str) -> "Dump":
-        """A folder for a graph inside the one that `IPU_DYNAMO_DUMP` names: `000_training`."""
+        """A folder for a graph inside the one that `IPU_DYNAMO_DUMP` names: `000_training`.
+
+        Each of several ranks has a folder of its own there: `rank3/000_training`.
+        """
         root = os.environ.get(DUMP)
+        if root and ranks() > 1:
+            root = os.path.join(root, f"rank{this_rank()}")
         return cls(name, _new_folder(Path(root), name) if root else None, is_tracing())
 
     def write(

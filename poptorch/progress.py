@@ -7,6 +7,7 @@ from time import perf_counter
 from tqdm import tqdm
 
 from ipu_dynamo.progress import Doing, watched_by
+from ipu_dynamo.rank_number import this_rank
 
 _WHOLE = 100  # per cent
 _PARTS = {  # from which per cent to which each kind of work goes
@@ -42,7 +43,8 @@ class _Bar(tqdm):
 
 @contextmanager
 def compilation_bar(*, show: bool) -> Iterator[None]:
-    """Show a bar that is full when the block ends without an error."""
+    """Show a bar that is full when the block ends without an error, on rank 0 of several."""
+    show = show and this_rank() == 0
     with _Bar(
         total=_WHOLE,
         desc="Graph compilation",

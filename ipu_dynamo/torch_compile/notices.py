@@ -1,4 +1,7 @@
-"""Tell users of `torch.compile` what they may not expect: graph breaks, new shapes, lost errors."""
+"""Tell users of `torch.compile` what they may not expect: graph breaks, new shapes, lost errors.
+
+Of several ranks, rank 0 does.
+"""
 
 import logging
 import warnings
@@ -9,6 +12,7 @@ from torch import Tensor, fx
 
 from ipu_dynamo.capture.dynamo import describe_inputs, last_block
 from ipu_dynamo.capture.private.dynamo import compile_count, errors_are_swallowed, recompile_limit
+from ipu_dynamo.rank_number import this_rank
 
 log = logging.getLogger(__name__)
 Shapes = dict[str, tuple[int, ...]]
@@ -35,7 +39,7 @@ def break_reason(gm: fx.GraphModule) -> tuple[str, str] | None:
 def tell_of_break(gm: fx.GraphModule, markers: Sequence[fx.Node]) -> None:
     """Warn, once per line, that the rest is another program, and where an open block ends."""
     reason = break_reason(gm)
-    if reason is None or reason in _said:
+    if reason is None or reason in _said or this_rank():
         return
     _said.add(reason)
     line, why = reason
@@ -77,7 +81,7 @@ def tell_of_new_shape(gm: fx.GraphModule, examples: Sequence[object]) -> None:
             kind[role.name] = tuple(int(size) for size in example.shape)
     first = _shapes.setdefault((frame, frozenset(own.items())), shapes)
     changed = [name for name in shapes if first.get(name, shapes[name]) != shapes[name]]
-    if not before or not changed or frame in _said:
+    if not before or not changed or frame in _said or this_rank():
         return
     _said.add(frame)
     name = changed[0]
@@ -94,7 +98,7 @@ def tell_of_new_shape(gm: fx.GraphModule, examples: Sequence[object]) -> None:
 
 def tell_of_swallowed_errors() -> None:
     """Warn that PyTorch is set to hide errors."""
-    if errors_are_swallowed() and "suppress_errors" not in _said:
+    if errors_are_swallowed() and "suppress_errors" not in _said and not this_rank():
         _said.add("suppress_errors")
         warnings.warn(
             "torch._dynamo.config.suppress_errors is set: where ipu_dynamo raises an error, "

@@ -20,6 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ipu_dynamo.errors import IpuError
+from ipu_dynamo.rank_number import this_rank
 from ipu_dynamo.tune.scratch_folders import remove_abandoned, scratch_folder
 
 log = logging.getLogger(__name__)
@@ -256,4 +257,5 @@ def _unfinished(path: Path, content: bytes) -> Iterator[str]:
 
 @cache
 def _warn_once(problem: str) -> None:
-    log.warning("%s", problem)
+    if this_rank() == 0:
+        log.warning("%s", problem)

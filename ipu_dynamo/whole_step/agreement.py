@@ -7,10 +7,12 @@ rank may hold `compile_lock` here: ranks that are threads would wait for each ot
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from itertools import zip_longest
 from typing import Any, TypeVar
+from warnings import catch_warnings, simplefilter
 
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ from ipu_dynamo.options import Costs, Options
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.ir.constants import digest
 from ipu_dynamo.program.ir.types import TensorType
+from ipu_dynamo.rank_number import this_rank
 from ipu_dynamo.runtime.ranks.agreement import (
     broadcast_tensors,
     error_of,
@@ -43,10 +46,18 @@ _NOTHING = "(nothing)"  # in place of a line that a rank does not have
 def attempt(action: Callable[..., T], *arguments: Any) -> tuple[T | None, BaseException | None]:
     """Trace or compile alone; return the result, or the error for the other ranks."""
     try:
-        with compile_lock():
+        with compile_lock(), _without_warnings() if this_rank() else nullcontext():
             return action(*arguments), None
     except BaseException as error:
         return None, error
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Drop warnings: rank 0 compiles the same model, and has them."""
+    with catch_warnings():
+        simplefilter("ignore")
+        yield
 
 
 def decide_together(

@@ -33,6 +33,7 @@ from ipu_dynamo.passes.traced.stages.placement import pipeline_stages
 from ipu_dynamo.program import HostProgram, Program
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.progress import begin
+from ipu_dynamo.rank_number import this_rank
 from ipu_dynamo.whole_step.cache.program_cache import ProgramCache
 from ipu_dynamo.whole_step.cache.program_key import program_key
 from ipu_dynamo.whole_step.cache.ready_made import ReadyMade, check_fit
@@ -319,7 +320,8 @@ def _sharded_if_short(capture: Traced, options: Options) -> Options:
     stages = pipeline_stages(capture.graph.graph, strategy)
     if iterations >= stages:
         return options
-    log.warning(
+    log.log(
+        logging.INFO if this_rank() else logging.WARNING,
         "a pipeline of %d stages cannot be filled with device_iterations=%d: the stages run one "
         "after the other (sharded), with the same results; inference_device_iterations=%d of an "
         "IPUConfig, or device_iterations=%d of options, makes a pipeline",

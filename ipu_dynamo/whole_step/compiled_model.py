@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ipu_dynamo.capture.private.tracing import unrecorded
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.capture.trace import Arguments, read_arguments
-from ipu_dynamo.errors import InputError, skipping_sources
+from ipu_dynamo.errors import CompileError, InputError, skipping_sources
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.ops.private.thread_modes import KeptGradMode, recorded_casts_only
 from ipu_dynamo.options import Costs, Options
@@ -320,7 +320,12 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         return read_arguments(self.model, args, kwargs)
 
     def _compile(self, given: Arguments) -> None:
-        transport = ranks.transport_of(self.options)  # may wait for other ranks
+        if (mesh := self.options.mesh) is not None:
+            raise CompileError(
+                f"option mesh has {mesh.size()} ranks, and a program runs on one so far",
+                hint="leave mesh out; each process then runs the whole program",
+            )
+        transport = ranks.transport_of(self.options)
         with (
             compile_lock() if transport is None else nullcontext(),
             torch.inference_mode(False),  # what is made outlives the call

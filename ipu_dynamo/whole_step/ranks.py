@@ -1,7 +1,8 @@
 """Say what this process runs of a program that several ranks run together."""
 
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from torch import Tensor
 
@@ -10,21 +11,33 @@ from ipu_dynamo.options import Options
 from ipu_dynamo.options.mesh import IPU, REPLICA
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.share import Share
+from ipu_dynamo.rank_number import name_rank_in_log
 from ipu_dynamo.runtime.execute.host_io.batching import Batching, micro_batch_size
+from ipu_dynamo.runtime.ranks.torch_transport import TorchTransport
 from ipu_dynamo.runtime.ranks.transport import Transport
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+_transports: "dict[int, tuple[ref[DeviceMesh], TorchTransport]]" = {}  # by the mesh's identity
 
 
 def transport_of(options: Options) -> Transport | None:
-    """Connect this rank with the others of its mesh; None without a mesh.
+    """Return the transport of this rank on the mesh of the options; None without a mesh.
 
-    A compiled model has its share and its transport from here alone.
+    A compiled model has its share and its transport from here alone. All models of a mesh have one
+    transport, which connects the ranks when it is first used.
     """
-    if options.mesh is None:
+    mesh, share = options.mesh, share_of(options)
+    if mesh is None or share is None:
         return None
-    raise CompileError(
-        f"option mesh has {options.mesh.size()} ranks, and a program runs on one so far",
-        hint="leave mesh out; each process then runs the whole program",
-    )
+    name_rank_in_log()
+    known, transport = _transports.get(id(mesh), (None, None))
+    if transport is None or known is None or known() is not mesh:
+        order = mesh.mesh.T if mesh.mesh_dim_names == (IPU, REPLICA) else mesh.mesh
+        transport = TorchTransport(share, order.flatten().tolist())
+        _transports[id(mesh)] = ref(mesh), transport
+    return transport
 
 
 def share_of(options: Options) -> Share | None:

@@ -71,7 +71,8 @@ class _Lost:
 class TorchTransport:
     """The transport of this process.
 
-    All ranks of the mesh make theirs at the same time, and several in the same order.
+    It connects the ranks when it is first used, by all ranks at the same time. If there are several
+    transports, all ranks begin to use them in the same order.
 
     Args:
         share: the place of this rank on the mesh.
@@ -79,21 +80,15 @@ class TorchTransport:
     """
 
     def __init__(self, share: Share, ranks: Sequence[int]) -> None:
-        self.share, self._process = share, os.getpid()
+        self.share, self._process, self._ranks = share, os.getpid(), ranks
         self._changes, self._jobs = Changes(), SimpleQueue[_Job]()
-        threading.Thread(target=self._work, name="collectives of ranks", daemon=True).start()
         members: dict[Among, range] = {
             "mesh": range(share.ranks),
             "row": share.of_row,
             "column": share.of_column,
         }
-        self._members = members
-        self._groups: dict[Among, dist.ProcessGroup | None] = {}
-        for among, of in members.items():
-            if len(of) == share.ranks and among != "mesh":
-                self._groups[among] = self._groups["mesh"]
-            else:
-                self._groups[among] = self._call(partial(_group, [ranks[r] for r in of]))
+        self._members, self._connecting = members, threading.Lock()
+        self._groups: Mapping[Among, dist.ProcessGroup | None] = {}
 
     def send(self, to: int, tag: Tag, message: Tensor) -> _Sent:
         """Send a message. Never waits."""
@@ -162,7 +157,21 @@ class TorchTransport:
                 "a forked process has no mesh, and cannot exchange anything with ranks\n"
                 "  try:  call the program in the process that compiled it"
             )
+        with self._connecting:
+            if not self._groups:
+                self._connect()
         return self._groups[among]
+
+    def _connect(self) -> None:
+        """Make the groups, together with all ranks."""
+        threading.Thread(target=self._work, name="collectives of ranks", daemon=True).start()
+        groups: dict[Among, dist.ProcessGroup | None] = {}
+        for among, of in self._members.items():
+            if len(of) == self.share.ranks and among != "mesh":
+                groups[among] = groups["mesh"]
+            else:
+                groups[among] = self._call(partial(_group, [self._ranks[r] for r in of]))
+        self._groups = groups
 
     def _call(self, work: Callable[[], Any]) -> Any:
         """Let the transport's thread do something after all before it; returns its result."""

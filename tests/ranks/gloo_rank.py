@@ -63,6 +63,7 @@ def main(folder, rank, mesh, *names):
     place = (rank + 1) % ranks
     order = [(place - 1) % ranks for place in range(ranks)]
     transport = TorchTransport(Share(rows, columns, *divmod(place, columns)), order)
+    transport.maximum("mesh", torch.tensor([0]))  # its first use connects it
     for name in names:
         FUNCTIONS[name](transport)
         print(f"{name} done", flush=True)
