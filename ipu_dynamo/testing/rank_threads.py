@@ -14,16 +14,17 @@ import threading
 import traceback
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from ipu_dynamo.errors import RankLost
+from ipu_dynamo.errors import IpuError, RankLost
 from ipu_dynamo.program.share import Share
 from ipu_dynamo.runtime.changes import Changes
-from ipu_dynamo.runtime.ranks.transport import Among, Tag
+from ipu_dynamo.runtime.ranks.transport import Among, Group, Tag
 from ipu_dynamo.tune.intra_op import set_intra_op_threads
 
 _Result = TypeVar("_Result")
@@ -180,6 +181,13 @@ class MemoryTransport:
     def __init__(self, share: Share, mesh: _MeshOfThreads) -> None:
         self.share, self._mesh = share, mesh
         self._collectives: dict[Sequence[int], int] = {}  # of each group, how many have begun
+
+    def operation(self, among: Group, kind: str, text: str) -> AbstractContextManager[None]:
+        """Say what the ranks do together."""
+        return nullcontext()
+
+    def follow(self, lost: Callable[[IpuError], None]) -> None:
+        """Do nothing: a wait for a rank that has ended gets an error itself."""
 
     def send(self, to: int, tag: Tag, message: Tensor) -> _Message:
         """Send a message. Never waits."""

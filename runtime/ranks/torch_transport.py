@@ -5,25 +5,34 @@ for ranks that are only slow. Threads of their own wait in torch, because torch 
 there.
 """
 
+import atexit
 import os
+import re
+import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from ipu_dynamo.errors import IpuError, RankLost
+from ipu_dynamo.errors import IpuError
+from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
 from ipu_dynamo.program.share import Share
 from ipu_dynamo.runtime.changes import Changes
-from ipu_dynamo.runtime.ranks.transport import Among, Tag
+from ipu_dynamo.runtime.ranks.transport import Among, Group, Tag
+from ipu_dynamo.runtime.ranks.watch import Watch, limit_of_environment
 
 _FOREVER = timedelta(days=300)
+_REASON = re.compile(r"^(?:\[[^\]]*\] )?(.*?)(?:\. .*)?$", re.S)  # gloo's first sentence
 _LOOK = 1.0  # seconds
+_ADDRESS = 300  # bytes of a port and the name of a host
 _PROGRAMS, _WIRES, _REPLICAS = 31, 1 << 16, 1 << 10  # below 31 bits together, as torch's tags are
 _PARTS = _PROGRAMS * _WIRES * _REPLICAS  # the tag of parts that are gathered
 
@@ -33,6 +42,8 @@ class _Job:
     """A collective that the transport's thread makes."""
 
     work: Callable[[], Any]
+    ranks: Sequence[int]  # the others that take part
+    is_posted: bool = False
     ended: bool = False
     result: Any = None
     error: BaseException | None = None
@@ -45,27 +56,22 @@ class _Sent:
     memory: Tensor
     work: dist.Work
     other: int
+    watch: Watch
 
     def wait(self) -> None:
-        with _Lost(self.other):
+        with _watched(self.watch, (self.other,)):
             self.work.wait()
 
 
-@dataclass(frozen=True)
-class _Lost:
-    """Says that a rank is gone where torch reports a broken connection."""
-
-    rank: int | None
-
-    def __enter__(self) -> None:
-        """Nothing to do."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RuntimeError):
-            text = str(error).strip().splitlines()[0]
-            raise RankLost(
-                f"a connection between ranks has ended: {text}", rank=self.rank
-            ) from error
+@contextmanager
+def _watched(watch: Watch, ranks: Sequence[int]) -> Iterator[None]:
+    """Wait for ranks; where torch reports a broken connection, say which of them is gone."""
+    try:
+        with watch.waiting(ranks):
+            yield
+    except RuntimeError as error:  # torch's for all that goes wrong in gloo
+        (text,) = _REASON.findall(str(error).strip())
+        raise watch.cause(ranks, f"a connection between ranks has ended: {text}") from error
 
 
 class TorchTransport:
@@ -82,29 +88,73 @@ class TorchTransport:
     def __init__(self, share: Share, ranks: Sequence[int]) -> None:
         self.share, self._process, self._ranks = share, os.getpid(), ranks
         self._changes, self._jobs = Changes(), SimpleQueue[_Job]()
-        members: dict[Among, range] = {
+        self._watch = Watch(share, limit=limit_of_environment())
+        self._watch.follow(self._lose)
+        self._members: dict[Among, range] = {
             "mesh": range(share.ranks),
             "row": share.of_row,
             "column": share.of_column,
         }
-        self._members, self._connecting = members, threading.Lock()
-        self._groups: Mapping[Among, dist.ProcessGroup | None] = {}
+        self._groups: dict[Among, dist.ProcessGroup | None] = {}
+        self._connecting, self._connection = threading.Lock(), _Job(self._connect, ())
+
+    def _connect(self) -> None:
+        """Make the groups, and begin the watch, together with all ranks."""
+        for among, of in self._members.items():
+            if len(of) == self.share.ranks and among != "mesh":
+                self._groups[among] = self._groups["mesh"]
+            else:
+                self._groups[among] = _group([self._ranks[rank] for rank in of])
+        group = self._groups["mesh"]
+        if group is not None and not _is_dry_run():
+            self._watch.start(self._store(group))
+            dist.barrier(group)  # from now on each rank has a beat
+            atexit.register(self._watch.leave)
+
+    def _store(self, group: dist.ProcessGroup) -> TCPStore:
+        """Meet the other ranks in a store that the first one serves."""
+        where = torch.zeros(_ADDRESS, dtype=torch.uint8)
+        if is_first := self.share.rank == 0:
+            host = socket.gethostname()
+            if self._ranks[0] == 0:  # the launcher's rank 0, too: others know its address
+                host = os.environ.get("MASTER_ADDR", host)
+            store = TCPStore(host, 0, is_master=True, timeout=_FOREVER, wait_for_workers=False)
+            written = f"{store.port} {host}".encode()
+            where[: len(written)] = torch.frombuffer(bytearray(written), dtype=torch.uint8)
+        dist.broadcast(where, group=group, group_src=0)
+        if not is_first:
+            port, host = bytes(where.tolist()).rstrip(b"\0").decode().split(" ")
+            store = TCPStore(host, int(port), timeout=_FOREVER, wait_for_workers=False)
+        return store
+
+    def _lose(self, error: IpuError) -> None:
+        self._changes.make(lambda: None)  # who waits looks
+
+    def operation(self, among: Group, kind: str, text: str) -> AbstractContextManager[None]:
+        """Say what the ranks do together, for errors of ranks that wait for each other."""
+        return self._watch.operation(among, kind, text)
+
+    def follow(self, lost: Callable[[IpuError], None]) -> None:
+        """Call a method in another thread once the mesh is lost."""
+        self._watch.follow(lost)
 
     def send(self, to: int, tag: Tag, message: Tensor) -> _Sent:
         """Send a message. Never waits."""
         group = self._group("mesh")
-        with _Lost(to):
+        with _watched(self._watch, (to,)):
             work = dist.isend(message, group=group, group_dst=to, tag=_number(tag))
         assert work is not None
-        return _Sent(message, work, to)
+        return _Sent(message, work, to, self._watch)
 
     def receive(self, source: int, tag: Tag, message: Tensor) -> _Sent:
         """Receive the next message of a tag into this memory."""
         group = self._group("mesh")
-        with _Lost(source):
+        with _watched(self._watch, (source,)):
             work = dist.irecv(message, group=group, group_src=source, tag=_number(tag))
+            if _is_dry_run():
+                message.zero_()
         assert work is not None
-        return _Sent(message, work, source)
+        return _Sent(message, work, source, self._watch)
 
     def gather(self, among: Among, part: Tensor, into: Tensor | None = None) -> Tensor:
         """Give every rank the parts of all, which have one size."""
@@ -113,10 +163,12 @@ class TorchTransport:
             into = part.new_empty(ranks * part.numel())
         parts = into.view(ranks, part.numel())
         place = self._members[among].index(self.share.rank)
+        if group is not None and _is_dry_run():
+            return parts.copy_(part)
         parts[place].copy_(part)
         if group is not None and part.numel():
             others = [other for other in range(ranks) if other != place]
-            self._call(lambda: _hand_round(group, part, {o: parts[o] for o in others}))
+            self._call(among, lambda: _hand_round(group, part, {o: parts[o] for o in others}))
         return parts
 
     def exchange(
@@ -135,21 +187,21 @@ class TorchTransport:
             into.copy_(message)
         else:
             out, given = [*received], [*sizes]
-            self._call(lambda: dist.all_to_all_single(into, message, out, given, group))
+            self._call(among, lambda: dist.all_to_all_single(into, message, out, given, group))
         return into
 
     def maximum(self, among: Among, values: Tensor) -> Tensor:
         """The largest value of all ranks at each place; values are int64."""
         largest, group = values.clone(), self._group(among)
         if group is not None:
-            self._call(lambda: dist.all_reduce(largest, dist.ReduceOp.MAX, group))
+            self._call(among, lambda: dist.all_reduce(largest, dist.ReduceOp.MAX, group))
         return largest
 
     def broadcast(self, among: Among, message: Tensor) -> None:
         """Overwrite a message with that of the first rank of the group."""
         group = self._group(among)
         if group is not None:
-            self._call(lambda: dist.broadcast(message, group=group, group_src=0))
+            self._call(among, lambda: dist.broadcast(message, group=group, group_src=0))
 
     def _group(self, among: Among) -> dist.ProcessGroup | None:
         if os.getpid() != self._process:
@@ -157,28 +209,29 @@ class TorchTransport:
                 "a forked process has no mesh, and cannot exchange anything with ranks\n"
                 "  try:  call the program in the process that compiled it"
             )
-        with self._connecting:
-            if not self._groups:
-                self._connect()
+        if self._watch.lost is not None:
+            raise self._watch.lost
+        if not self._connection.ended:
+            with DeferredSignals(), self._connecting:
+                if not self._connection.is_posted:
+                    self._connection.is_posted = True
+                    self._jobs.put(self._connection)
+                    threading.Thread(target=self._work, name="ranks together", daemon=True).start()
+        self._wait(self._connection)
         return self._groups[among]
 
-    def _connect(self) -> None:
-        """Make the groups, together with all ranks."""
-        threading.Thread(target=self._work, name="collectives of ranks", daemon=True).start()
-        groups: dict[Among, dist.ProcessGroup | None] = {}
-        for among, of in self._members.items():
-            if len(of) == self.share.ranks and among != "mesh":
-                groups[among] = groups["mesh"]
-            else:
-                groups[among] = self._call(partial(_group, [self._ranks[r] for r in of]))
-        self._groups = groups
-
-    def _call(self, work: Callable[[], Any]) -> Any:
+    def _call(self, among: Among, work: Callable[[], Any]) -> Any:
         """Let the transport's thread do something after all before it; returns its result."""
-        job = _Job(work)
+        job = _Job(work, [rank for rank in self._members[among] if rank != self.share.rank])
         self._jobs.put(job)  # one operation: an interrupt comes before or after it
-        while not self._changes.wait_for(lambda: job.ended, _LOOK):
+        return self._wait(job)
+
+    def _wait(self, job: _Job) -> Any:
+        while not self._changes.wait_for(lambda: job.ended or self._watch.lost is not None, _LOOK):
             pass
+        if not job.ended:
+            assert self._watch.lost is not None
+            raise self._watch.lost
         if job.error is not None:
             raise job.error
         return job.result
@@ -187,7 +240,7 @@ class TorchTransport:
         while True:
             job = self._jobs.get()
             try:
-                with _Lost(None):
+                with _watched(self._watch, job.ranks):
                     job.result = job.work()
             except BaseException as error:  # the caller raises it
                 job.error = error
@@ -198,6 +251,11 @@ class TorchTransport:
             self._changes.make(end)
 
 
+def _is_dry_run() -> bool:
+    """Whether PyTorch's `fake` backend is in place of other ranks: values mean nothing then."""
+    return dist.get_backend() == "fake"
+
+
 def _group(ranks: Sequence[int]) -> dist.ProcessGroup | None:
     """Make a group whose members have this order; None for a single one."""
     if len(ranks) == 1:
@@ -205,7 +263,7 @@ def _group(ranks: Sequence[int]) -> dist.ProcessGroup | None:
     group = dist.new_group(
         [*ranks],
         timeout=_FOREVER,
-        backend="gloo",
+        backend="fake" if _is_dry_run() else "gloo",
         use_local_synchronization=True,
         sort_ranks=False,
     )

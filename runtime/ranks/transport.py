@@ -1,13 +1,16 @@
 """Say what carries messages between the ranks of a mesh."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
 from torch import Tensor
 
+from ipu_dynamo.errors import IpuError
 from ipu_dynamo.program.share import Share
 
 Among = Literal["row", "column", "mesh"]  # the ranks that take part
+Group = Literal["row", "mesh"]  # those that take part in an operation of the user's
 Tag = tuple[int, int, int]  # of a message: its executable, its wire, and the replica in its rank
 
 
@@ -37,6 +40,17 @@ class Transport(Protocol):
     """
 
     share: Share
+
+    def operation(self, among: Group, kind: str, text: str) -> AbstractContextManager[None]:
+        """Say what the ranks do together, for errors of ranks that wait for each other.
+
+        Args:
+            kind: operations that follow each other on one rank have the same kinds on the others.
+            text: as in "rank 0 is in call 17".
+        """
+
+    def follow(self, lost: Callable[[IpuError], None]) -> None:
+        """Call a method in another thread once the mesh is lost. Its object may cease to exist."""
 
     def send(self, to: int, tag: Tag, message: Tensor) -> Pending:
         """Send a message. Never waits. The caller writes it only after the send is complete."""

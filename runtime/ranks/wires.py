@@ -74,6 +74,7 @@ class Wires:
         self._begun = self._ended = 0  # threads
         self._ends = False  # no value will be posted in this step
         self._drains = False  # nor taken
+        transport.follow(self._lose)
 
     def expect(
         self, rank: int, wire: int, replica: int, count: int, type: TensorType | None
@@ -198,21 +199,26 @@ class Wires:
             assert self.error is not None
             raise self.error
 
+    def _lose(self, error: BaseException) -> None:
+        """Raise this in all waits, unless there was another error before."""
+
+        def note() -> None:
+            self.error = self.error or error
+
+        self._changes.make(note)
+        self.changed()
+
     def _start(self, work: Callable[[], None], name: str) -> None:
         def run() -> None:
-            error: BaseException | None = None
             try:
                 work()
-            except BaseException as met:  # whoever waits raises it
-                error = met
+            except BaseException as error:  # whoever waits raises it
+                self._lose(error)
 
             def end() -> None:
                 self._ended += 1
-                self.error = self.error or error
 
             self._changes.make(end)
-            if error is not None:
-                self.changed()
 
         def begin() -> None:
             self._begun += 1

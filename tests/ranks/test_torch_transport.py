@@ -2,12 +2,21 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
 
 import pytest
+import torch
 
+from ipu_dynamo.program import TensorType
+from ipu_dynamo.program.share import Share
+from ipu_dynamo.runtime.ranks.replica_sums import ReplicaSums
+from ipu_dynamo.runtime.ranks.torch_transport import TorchTransport
+from ipu_dynamo.runtime.ranks.vote import vote
+from ipu_dynamo.runtime.ranks.wires import Wires
+from tests.ranks.mesh import world
 from tests.ranks.transport_checks import CHECKS
 
 ENDS = 60  # seconds
@@ -67,6 +76,23 @@ def test_a_killed_rank_is_an_error_of_the_one_that_waits(tmp_path, waits):
         assert first.stdout.readline() == "waits\n"
         second.kill()
         output, _ = first.communicate(timeout=ENDS)
-        assert output.startswith("RankLost a connection between ranks has ended")
-        assert ("rank: 1" in output) == (waits == "for_a_message")
+        *_, error, rank = output.splitlines()
+        assert error.startswith("RankLost rank 1 is gone: a connection between ranks has ended: ")
+        assert rank == f"  rank: 1 ({socket.gethostname()})"
         assert first.returncode == 4
+
+
+@pytest.mark.parametrize("place", [0, 1023])
+def test_a_dry_run_of_1024_ranks_makes_all_calls_in_one_process(place):
+    """Messages arrive nowhere, so nothing is said of values."""
+    with world(1024, place):
+        transport = TorchTransport(Share(256, 4, *divmod(place, 4)), range(1024))
+        wires = Wires(transport, 0)
+        wires.expect(place ^ 1, 0, 0, 2, TensorType(torch.float32, (3,)))
+        for _ in range(2):
+            wires.post(place ^ 1, 0, 0, torch.ones(3))
+            wires.wait(place ^ 1, 0, 0)
+            assert wires.take(place ^ 1, 0, 0).shape == (3,)
+        wires.complete()
+        ReplicaSums([[torch.ones(50_000), torch.ones(2).double()]], 256, transport)()
+        assert vote(transport) == []
