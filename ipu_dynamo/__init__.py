@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from ipu_dynamo.torch_compile.backend_options import BackendOptions
     from ipu_dynamo.torch_compile.explanation import Explanation, explain
     from ipu_dynamo.whole_step.api import compile_inference, compile_training
+    from ipu_dynamo.whole_step.checkpoints.checkpoint_files import latest_checkpoint
+    from ipu_dynamo.whole_step.checkpoints.checkpoints import load_checkpoint, save_checkpoint
     from ipu_dynamo.whole_step.compiled_model import CompiledModel
     from ipu_dynamo.whole_step.free_rows import FreeRows, free_rows
     from ipu_dynamo.whole_step.optimizer.function_update import TracedUpdate
@@ -90,7 +92,9 @@ __all__ = [
     "keyed_normal",
     "keyed_randint",
     "keyed_uniform",
+    "latest_checkpoint",
     "load",
+    "load_checkpoint",
     "load_entries",
     "print_tensor",
     "programs",
@@ -100,6 +104,7 @@ __all__ = [
     "replica_index",
     "rows_of_rank",
     "save",
+    "save_checkpoint",
     "serialized_matmul",
     "set_overlap_for_input",
     "set_overlap_for_output",
@@ -136,6 +141,8 @@ _NAMES_IN = {
     "ipu_dynamo.program_history": ("programs",),
     "ipu_dynamo.saved.refusal": ("Reason", "SavedProgramError"),
     "ipu_dynamo.saved.values": ("register_named_tuple",),
+    "ipu_dynamo.whole_step.checkpoints.checkpoint_files": ("latest_checkpoint",),
+    "ipu_dynamo.whole_step.checkpoints.checkpoints": ("load_checkpoint", "save_checkpoint"),
     "ipu_dynamo.whole_step.free_rows": ("FreeRows", "free_rows"),
     "ipu_dynamo.whole_step.optimizer.function_update": ("TracedUpdate",),
     "ipu_dynamo.whole_step.ranks": ("rows_of_rank",),

@@ -8,15 +8,15 @@ not got.
 
 import os
 import re
-import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
-from io import FileIO
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from ipu_dynamo.saved.checked_reader import CheckedReader, fill, opened
 from ipu_dynamo.saved.json_text import expect, fields_of, read_json, write_json
 from ipu_dynamo.saved.refusal import Reason, SavedProgramError
 from ipu_dynamo.saved.replace_file import replacing
@@ -27,7 +27,6 @@ FORMAT, FORM = "ipu_dynamo saved program", 5
 OLDEST = 4  # the first form that is read; `form_4.py`
 UNSIGNED = "0" * 64  # the signature, in the list that is signed
 _LARGEST_MANIFEST = 1 << 24
-_CHUNK = 1 << 22  # bytes in memory at once
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,80}(?:/[A-Za-z0-9_.-]{1,80}){0,2}", re.ASCII)
 _SUM = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -112,7 +111,7 @@ class Archive:
 
     def __init__(self, path: str | os.PathLike[str], oldest: int = OLDEST) -> None:
         self.path, self._oldest = os.fspath(path), oldest
-        self._file = _opened(self.path)
+        self._file = opened(self.path)
         self._whole = os.fstat(self._file.fileno()).st_size
         try:
             self.head, self.form, listed, manifest = self._read_manifest()
@@ -189,12 +188,8 @@ class Archive:
 
     def at(self, position: int, into: memoryview) -> None:
         """Fill `into` with the bytes of the file from `position` on."""
-        self._file.seek(position)
-        done = 0
-        while done < len(into):
-            if not (count := self._file.readinto(into[done:])):
-                raise self.refused(Reason.DAMAGED, "it ends too early")
-            done += count
+        if not fill(self._file, position, into):
+            raise self.refused(Reason.DAMAGED, "it ends too early")
 
     def begin(self, name: str) -> int:
         """Where the content of a member begins."""
@@ -242,48 +237,13 @@ class Archive:
             raise self.refused(Reason.DAMAGED, f"it has {self._whole} bytes instead of {end}")
 
 
-class MemberReader:
-    """Read a member from its begin to its end, and then compare its checksum.
-
-    Nothing that was read may be used before the `with` has ended.
-    """
+class MemberReader(CheckedReader):
+    """Read a member from its begin to its end, and then compare its checksum."""
 
     def __init__(self, archive: Archive, name: str) -> None:
-        self._archive, self._name = archive, name
-        self.left = archive.size(name)
-        self._position = archive.begin(name)
-        self._digest = sha256()
-
-    def into(self, target: memoryview) -> None:
-        """Fill `target` with the next bytes.
-
-        Raises:
-            SavedProgramError: there are fewer.
-        """
-        if len(target) > self.left:
-            raise self._archive.refused(Reason.DAMAGED, "it ends too early", self._name)
-        for begin in range(0, len(target), _CHUNK):
-            piece = target[begin : begin + _CHUNK]
-            self._archive.at(self._position, piece)
-            self._digest.update(piece)
-            self._position += len(piece)
-        self.left -= len(target)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            return
-        if self.left:
-            raise self._archive.refused(Reason.DAMAGED, "it goes on too long", self._name)
-        if self._digest.hexdigest() != self._archive.sha256(self._name):
-            raise self._archive.refused(Reason.DAMAGED, "its checksum differs", self._name)
+        size, digest = archive.size(name), archive.sha256(name)
+        refused = partial(archive.refused, part=name)
+        super().__init__(archive.at, archive.begin(name), size, digest, refused)
 
 
 class RefusalContext:
@@ -303,18 +263,6 @@ class RefusalContext:
     ) -> None:
         if isinstance(error, SavedProgramError) and not error.path:
             error.path, error.part = self._archive.path, error.part or self._name
-
-
-def _opened(path: str) -> FileIO:
-    """A regular file."""
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise SavedProgramError(Reason.FOREIGN, "it is no regular file", path=path)
-        return FileIO(path)
-    except FileNotFoundError as error:
-        raise SavedProgramError(Reason.MISSING, "nothing is there", path=path) from error
-    except OSError as error:
-        raise SavedProgramError(Reason.FOREIGN, f"{error.strerror}", path=path) from error
 
 
 def _listed(value: Any) -> Listed:

@@ -1,4 +1,4 @@
-"""Say in one error, with one reason, why a saved program is refused."""
+"""Say in one error, with one reason, why a saved program or a checkpoint is refused."""
 
 import os
 from enum import Enum
@@ -10,7 +10,7 @@ class Reason(Enum):
     """Why a file is not read, or a program not saved."""
 
     MISSING = "there is no such file"
-    FOREIGN = "it is no saved program of this package"
+    FOREIGN = "it is no file of this package"
     DAMAGED = "it is damaged, or was changed"
     FORM = "it has a form that this version does not read"
     VERSION = "another version wrote it"
@@ -23,7 +23,7 @@ class Reason(Enum):
 
 
 class SavedProgramError(IpuError):
-    """A saved program is refused; nothing of it was run.
+    """A saved program or a checkpoint is refused; nothing of it was run.
 
     Args:
         reason: why, for those who act on it.

@@ -1,7 +1,9 @@
-"""Replace a file as a whole, also where the process is killed in the middle."""
+"""Replace a file as a whole, or add a folder as a whole, also where the process is killed in the
+middle."""
 
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,6 +41,46 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     _sync_folder(target.parent)
 
 
+@contextmanager
+def adding_folder(path: Path) -> Iterator[Path]:
+    """A new folder, which gets the name `path` when the block ends without an error.
+
+    Its files have to be on the disk by then. Folders that killed processes have left beside `path`
+    are removed.
+
+    Raises:
+        OSError: it cannot be written, or `path` is there already.
+    """
+    for left in path.parent.glob(f"{_MARK}*"):
+        with suppress(OSError), _locked_folder(left) as alone:
+            if alone:
+                shutil.rmtree(left)
+    folder = path.with_name(f"{_MARK}{path.name}")
+    folder.mkdir()
+    with _locked_folder(folder):
+        try:
+            yield folder
+            _sync_folder(folder)
+            folder.rename(path)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    _sync_folder(path.parent)
+
+
+@contextmanager
+def _locked_folder(folder: Path) -> Iterator[bool]:
+    """Whether nobody else has locked a folder; then this process has, within the block."""
+    if fcntl is None:
+        yield False
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        yield locked(handle)
+    finally:
+        os.close(handle)
+
+
 def _new_file(target: Path) -> tuple[BinaryIO, Path]:
     """A file beside `target` that this process has locked."""
     while True:
@@ -61,7 +103,7 @@ def _remove_left(target: Path) -> None:
                         (target.parent / name).unlink()
 
 
-def locked(file: BinaryIO) -> bool:
+def locked(file: BinaryIO | int) -> bool:
     """Whether nobody else has locked a file; then this process has, until it closes it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

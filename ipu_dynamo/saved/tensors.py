@@ -1,4 +1,4 @@
-"""Write tensors as a safetensors member, and read them, a few megabytes at a time.
+"""Write tensors as a safetensors member or file, and read them, a few megabytes at a time.
 
 The library of that name reads and writes whole files or all bytes at once; a member of an archive
 with gigabytes of weights needs neither. What is written here, it reads.
@@ -6,7 +6,7 @@ Source: the safetensors format, "Format", of huggingface/safetensors.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from math import prod
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.saved.archive import Archive, MemberReader
+from ipu_dynamo.saved.checked_reader import CheckedReader
 from ipu_dynamo.saved.refusal import Reason, SavedProgramError
 
 _CODES: dict[torch.dtype, str] = {
@@ -37,26 +38,30 @@ _CODES: dict[torch.dtype, str] = {
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 _LARGEST_HEADER = 1 << 26
 _CHUNK = 1 << 22  # bytes that are copied at once, where they are not in the host's memory
+_METADATA = "__metadata__"
 _LENGTH = 8  # bytes of the number that says how long the header is
 
 
 class TensorMember:
-    """Tensors as a member of an archive. They must not change until it is written.
+    """Tensors as a member of an archive, or as a file. They must not change until it is written.
 
     Args:
         tensors: contiguous ones, by name.
+        metadata: texts by name, for other readers.
 
     Raises:
         SavedProgramError: a dtype that safetensors does not have.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    ) -> None:
         for name, tensor in tensors.items():
             check_dtype(name, tensor.dtype)
         order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
         self._tensors = {name: tensors[name].detach() for name in order}
         kinds = {name: (t.dtype, tuple(t.shape)) for name, t in self._tensors.items()}
-        self._header = _header(kinds)
+        self._header = _header(kinds, metadata)
         self.size = len(self._header) + sum(_nbytes(*kind) for kind in kinds.values())
 
     def pieces(self) -> Iterator[memoryview]:
@@ -83,7 +88,19 @@ def read_tensors(archive: Archive, name: str) -> dict[str, Tensor]:
     Raises:
         SavedProgramError: the member is not as it was written.
     """
-    with archive.part(name), MemberReader(archive, name) as reading:
+    with archive.part(name):
+        return tensors_of(MemberReader(archive, name))
+
+
+def tensors_of(
+    reader: CheckedReader, metadata: Mapping[str, str] | None = None
+) -> dict[str, Tensor]:
+    """The tensors of what a `TensorMember` with this metadata wrote, each in memory of its own.
+
+    Raises:
+        SavedProgramError: it is not as it was written.
+    """
+    with reader as reading:
         length = bytearray(_LENGTH)
         reading.into(memoryview(length))
         size = int.from_bytes(length, "little")
@@ -91,8 +108,8 @@ def read_tensors(archive: Archive, name: str) -> dict[str, Tensor]:
             raise SavedProgramError(Reason.LIMIT, f"its header has {size} bytes")
         header = bytearray(size)
         reading.into(memoryview(header))
-        kinds = _kinds(bytes(header))
-        if _header(kinds) != length + header:
+        kinds = _kinds(bytes(header), () if metadata is None else (_METADATA,))
+        if _header(kinds, metadata) != length + header:
             raise SavedProgramError(Reason.DAMAGED, "its header is not as this package writes it")
         if sum(_nbytes(*kind) for kind in kinds.values()) != reading.left:
             raise SavedProgramError(Reason.DAMAGED, "its header says another size than it has")
@@ -102,13 +119,15 @@ def read_tensors(archive: Archive, name: str) -> dict[str, Tensor]:
             reading.into(_bytes_of(tensors[key].reshape(-1)))
     for key, tensor in tensors.items():
         if tensor.dtype == torch.bool and tensor.numel() and tensor.view(torch.uint8).max() > 1:
-            raise archive.refused(Reason.CONTENT, f"{key} has truth values above 1", name)
+            raise SavedProgramError(Reason.CONTENT, f"{key} has truth values above 1")
     return tensors
 
 
-def _header(kinds: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> bytes:
+def _header(
+    kinds: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str] | None
+) -> bytes:
     """What stands before the values of tensors, padded so that these are aligned."""
-    entries: dict[str, Any] = {}
+    entries: dict[str, Any] = {} if metadata is None else {_METADATA: dict(metadata)}
     position = 0
     for name, (dtype, shape) in kinds.items():
         end = position + _nbytes(dtype, shape)
@@ -123,11 +142,17 @@ def _header(kinds: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> bytes:
     return len(text).to_bytes(_LENGTH, "little") + text
 
 
-def _kinds(header: bytes) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """Dtype and shape of every tensor that a header lists; the rest of it is not looked at."""
+def _kinds(
+    header: bytes, others: Collection[str]
+) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Dtype and shape of every tensor that a header lists; the rest of it is not looked at.
+
+    Args:
+        others: entries that are no tensors.
+    """
     try:
         entries = json.loads(header.decode("ascii"))
-        return {name: _kind(entry) for name, entry in entries.items()}
+        return {name: _kind(entry) for name, entry in entries.items() if name not in others}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SavedProgramError(Reason.DAMAGED, f"its header is no header: {error}") from error
 

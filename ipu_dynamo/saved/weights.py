@@ -55,10 +55,7 @@ class TensorTable:
         Raises:
             SavedProgramError: it has no memory, or a dtype that files do not have.
         """
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-            problem = f"it is {tensor.layout} on {tensor.device}"
-            raise SavedProgramError(Reason.CANNOT_SAVE, problem, part=name)
-        check_dtype(name, tensor.dtype)
+        check_tensor(name, tensor)
         tensor = tensor.detach()
         place = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
         same = place if tensor.numel() else id(tensor)
@@ -113,6 +110,14 @@ class TensorTable:
                 together.append(key)
                 end = max(end, _end(self._tensors[key]))
             yield together
+
+
+def check_tensor(name: str, tensor: Tensor) -> None:
+    """Raise SavedProgramError for a tensor without memory, or of a dtype that files do not have."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        problem = f"it is {tensor.layout} on {tensor.device}"
+        raise SavedProgramError(Reason.CANNOT_SAVE, problem, part=name)
+    check_dtype(name, tensor.dtype)
 
 
 def with_views(tensors: Mapping[str, Tensor], views: Any) -> dict[str, Tensor]:

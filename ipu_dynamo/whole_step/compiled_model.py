@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from ipu_dynamo.options import Costs, Options
 from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.pipeline import update_recipe, with_update
 from ipu_dynamo.passes.program.emit_traced import WithoutGradient
-from ipu_dynamo.program import HostProgram
+from ipu_dynamo.program import HostProgram, Program
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program.ir.collectives import Collective
 from ipu_dynamo.program.share import Share
@@ -122,6 +122,23 @@ class Parts(NamedTuple):
     own_weights: bool
 
 
+class Resumed(Protocol):
+    """Where a training step goes on from."""
+
+    def give(
+        self,
+        program: Program,
+        executable: Executable,
+        groups: Sequence[Group],
+        settled: Mapping[str, int],
+    ) -> None:
+        """Write states and random state into a program that nobody has called yet.
+
+        Raises:
+            InputError: they are not those of this program.
+        """
+
+
 class CompiledModel(Inspection, StepSettings, WeightExchange):
     """A model that runs as a program. Make it with `compile_training` or `compile_inference`.
 
@@ -183,11 +200,20 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         self._state_to_write = False  # a write of the optimiser's state has begun, and not ended
         # Who has the newest state of the optimiser; None: it has no other steps than these.
         self.newest_state: NewestState | None = None
+        self.checkpoint: Resumed | None = None  # which the program gets when it is compiled
 
     @property
     def has_newer_state(self) -> bool:
         """Whether the program has made steps that the torch optimiser knows nothing of."""
         return self._link is not None and self._link.has_newer_state
+
+    def say_states_are_newer(self) -> None:
+        """Say that the program's states were written, and are newer than the optimiser's."""
+        self._state_to_write = False
+        if self._link is not None:
+            self._link.forget()
+        if self.newest_state is not None:
+            self.newest_state.step = self
 
     @property
     def parts(self) -> Parts:
@@ -459,12 +485,17 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             for name, given in compiled.tensors.items()
             if name in tensors and tensors[name].data_ptr() == given.data_ptr() != 0
         ]
+        if self.checkpoint is not None:
+            self.checkpoint.give(compiled.program, executable, groups, self.settled_counters)
         if link is not None:
             link.take(reading)
         self._unchanged, self._state_to_write = UnchangedModel(self.model, compiled.outside), False
         self._take(compiled, executable, engine, ExpectedArguments(given))
         if self.newest_state is not None:
             self.newest_state.step = self
+        if self.checkpoint is not None:
+            self.say_states_are_newer()
+            self.checkpoint = None
 
     def _other_updates(self, compiled: Compiled, groups: Sequence[Group]) -> list[HostProgram]:
         """Programs of the steps for which the optimiser's Python does something else."""

@@ -282,6 +282,24 @@ class Executable:
 
         self._alone(write)
 
+    def between_calls(self, action: Callable[[], T]) -> T:
+        """Run `action` while no call runs. If another thread runs one, wait for its end.
+
+        Raises:
+            IpuError: this thread is within a call.
+        """
+        if self._one_call.locked() and caller() in self._inside:
+            raise IpuError(
+                "a call is running around this\n  try:  do it between calls, and not in on_send"
+            )
+
+        def settled() -> T:
+            self._settle()
+            self._storage.write({})  # which gives all replicas what the user wrote into the first
+            return action()
+
+        return self._alone(settled)
+
     def _alone(self, action: Callable[..., T], *arguments: Any) -> T:
         """Run `action` while no call runs; wait for a call of another thread."""
         me = caller()

@@ -31,7 +31,7 @@ def both_ranks(rows, folder, **environment):
 
 def check(row, ranks):
     """Hold what both ranks have to plain PyTorch, to each other, and to the expected programs."""
-    for found in ranks:
+    for rank, found in enumerate(ranks):
         for name, tensor in found["eager"]["state"].items():
             ours = found["ipu"]["state"][name]
             torch.testing.assert_close(ours, tensor, rtol=0, atol=row.tolerance)
@@ -40,7 +40,8 @@ def check(row, ranks):
         assert found["programs"] == row.programs
         if "micro_batches" not in row.options:  # of which some are before or after the others
             assert row.programs == 2 * found["graphs"]  # a plain backend's
-        assert [text.partition(",")[0] for text in found["told"]] == row.told
+        told = [text.partition(",")[0] for text in found["told"]]
+        assert told == ([] if rank else row.told)  # once for all ranks
     first, second = (found["ipu"] for found in ranks)
     assert not torch.equal(first["losses"], second["losses"])  # they have other data
     for name, tensor in first["state"].items():

@@ -75,6 +75,15 @@ class OptimizerLink:
         """Whether the program has made steps that the optimiser does not know."""
         return self._steps != self._known_steps
 
+    def forget(self) -> None:
+        """Say that the optimiser's state is not the program's, whose states were written."""
+        self._known_steps = -1
+
+    @property
+    def settled_counters(self) -> dict[str, int]:
+        """See `WeightExchange.settled_counters`."""
+        return {} if self.traced is None else self.traced.settled_counters
+
     def read(self) -> GroupsSnapshot:
         """The optimiser's groups as they are now, for a new program."""
         groups = self._describe(self.optimizer, self._parameters())

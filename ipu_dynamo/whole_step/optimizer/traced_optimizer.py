@@ -65,6 +65,11 @@ class TracedOptimizer:
             raise CompileError("the optimizer's step was not traced yet", hint="call the model")
         return self._variants
 
+    @property
+    def settled_counters(self) -> dict[str, int]:
+        """Counters that end, and the numbers at which they do: later programs do not have them."""
+        return {WARM_UP: self.variants.plan.epochs}
+
     def describe(self, optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> tuple[Group, ...]:
         """Trace the step of `optimizer`; one group for each of its own.
 

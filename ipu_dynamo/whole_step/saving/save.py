@@ -187,17 +187,8 @@ class _Saver:
 
     def _name_all(self, compiled: CompiledModel, variables: Mapping[str, str]) -> None:
         """Note every name of every tensor of the model, also of those that no program reads."""
-        if isinstance(compiled, LoadedModel):
-            for name, tensor, persistent in compiled.named_tensors():
-                self._name(name, self.table.add(name, tensor, "weights"), persistent)
-            return
-        model = compiled.model
-        if not isinstance(model, nn.Module):
-            return
-        first = {id(tensor): role.name for role, tensor in named_tensors(model)}
-        for name, tensor, persistent in _all_tensors(model):
-            own = first[id(tensor)]
-            key = variables.get(own) or self.table.add(own, tensor, "weights")
+        for name, first, tensor, persistent in every_tensor(compiled):
+            key = variables.get(first) or self.table.add(first, tensor, "weights")
             self._name(name, key, persistent)
 
     def _name(self, name: str, key: str, persistent: bool) -> None:
@@ -229,11 +220,18 @@ def _refuse_unread_anchors(executable: Executable) -> None:
         raise SavedProgramError(Reason.CANNOT_SAVE, problem, hint="leave the anchor out")
 
 
-def _all_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
-    """Parameters and buffers under every name that they have, in the order of `state_dict`, and
-    whether that has them."""
-    for path, module in model.named_modules(remove_duplicate=False):
-        begin = f"{path}." if path else ""
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None:
-                yield begin + name, tensor, name not in module._non_persistent_buffers_set
+def every_tensor(compiled: CompiledModel) -> Iterator[tuple[str, str, Tensor, bool]]:
+    """Parameters and buffers under every name that they have, in the order of `state_dict`: the
+    name, the first one of the tensor, the tensor, and whether it is part of the model's state."""
+    if isinstance(compiled, LoadedModel):
+        names: dict[int, str] = {}
+        for name, tensor, persistent in compiled.named_tensors():
+            yield name, names.setdefault(id(tensor), name), tensor, persistent
+    elif isinstance(compiled.model, nn.Module):
+        first = {id(tensor): role.name for role, tensor in named_tensors(compiled.model)}
+        for path, module in compiled.model.named_modules(remove_duplicate=False):
+            begin = f"{path}." if path else ""
+            for name, held in (*module._parameters.items(), *module._buffers.items()):
+                if held is not None:
+                    kept = name not in module._non_persistent_buffers_set
+                    yield begin + name, first[id(held)], held, kept

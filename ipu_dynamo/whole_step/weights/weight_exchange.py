@@ -53,6 +53,12 @@ class WeightExchange(CompiledState):
         """The optimiser's groups, with the numbers that are in force."""
         return self._link.groups if self._link is not None else ()
 
+    @property
+    def settled_counters(self) -> dict[str, int]:
+        """Counters of the update that end, and the numbers at which they do. A program that is
+        compiled when they have ended does not have them."""
+        return self._link.settled_counters if self._link is not None else {}
+
     def states(self) -> States:
         """The tensors of the optimiser's state, by parameter and name. They are for reading:
         `write_states` writes."""
@@ -70,6 +76,11 @@ class WeightExchange(CompiledState):
                 for state, tensor in tensors.items()
             }
         )
+
+    def check_tensors(self) -> None:
+        """Raise InputError if a tensor of the model was replaced since it was compiled."""
+        if self._unchanged is not None:
+            self._unchanged.check_tensors()
 
     def read_weights(self, names: Collection[str] | None = None) -> None:
         """Copy parameters and buffers, or those with the given names, from the program to the
@@ -98,8 +109,7 @@ class WeightExchange(CompiledState):
         Raises:
             InputError: one of the model was replaced since it was compiled.
         """
-        if self._unchanged is not None:
-            self._unchanged.check_tensors()
+        self.check_tensors()
         with KeptGradMode(), unrecorded():
             values = {name: theirs for name, (_, theirs) in self._pairs(names).items()}
             self.executable.write(values)

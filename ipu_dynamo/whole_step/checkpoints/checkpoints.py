@@ -1,0 +1,331 @@
+"""Save where a training step stands, and let a step go on from there."""
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from math import isfinite
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipu_dynamo.errors import InputError
+from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
+from ipu_dynamo.program import Program
+from ipu_dynamo.program.ir.made_names import made_of
+from ipu_dynamo.program.ir.update_rules import HostStep, TracedRule
+from ipu_dynamo.rank_number import this_rank
+from ipu_dynamo.runtime.execute.executable import Executable
+from ipu_dynamo.saved.refusal import Reason, SavedProgramError
+from ipu_dynamo.saved.weights import check_tensor
+from ipu_dynamo.whole_step.checkpoints.checkpoint_files import (
+    LATEST,
+    CheckpointHead,
+    Folder,
+    latest_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
+from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from ipu_dynamo.whole_step.optimizer.optimizer_sync import state_names
+from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group
+from ipu_dynamo.whole_step.saving.save import every_tensor
+
+_HINT = "load a checkpoint of this model and optimizer"
+_REPLICA = made_of("", "replica")  # between a buffer's name and a number; no user's name has it
+_NONE: Mapping[str, Tensor] = MappingProxyType({})
+
+
+def save_checkpoint(folder: Folder, step: CompiledModel, extra: Any = None) -> Path:
+    """Write where a training step stands into a new folder `checkpoint-NUMBER` in `folder`.
+
+    It has the model's parameters and buffers, and the states of the optimiser, of the loss scale
+    and of random numbers. It has neither the program nor the optimiser's numbers, such as the
+    learning rate: the script makes them again. Once it is complete, `folder/latest` names it. A
+    process that is killed before leaves the one before.
+
+    Args:
+        step: what `compile_training` returned, once compiled.
+        extra: what else the script has to know: None, bools, numbers, strings, and lists and dicts
+            of these. For instance the epoch, and the result of `scheduler.state_dict()`.
+
+    Returns:
+        The new folder.
+
+    Raises:
+        InputError: `extra` has something else, or `step` has no program, or does not train.
+        SavedProgramError: something cannot be saved, which is named; nothing is written.
+        UpdateError: an update failed, and weights and states were not written since.
+        OSError: a file cannot be written; the latest checkpoint stays as it is.
+    """
+    _check_extra(extra, "extra")
+    _check_step(step)
+    if not step.is_compiled:
+        problem = "the step has no program yet, and so no state of its optimizer"
+        raise InputError(problem, hint="call it, or its `compile`, first")
+    if any(isinstance(group.rule, HostStep) for group in step.groups):
+        raise SavedProgramError(
+            Reason.CANNOT_SAVE,
+            'with update="host" the torch optimizer has the states',
+            hint="save model.state_dict() and optimizer.state_dict(), or leave update out",
+        )
+    step.check_tensors()
+    return step.executable.between_calls(lambda: _save(folder, step, extra))
+
+
+def _save(folder: Folder, step: CompiledModel, extra: Any) -> Path:
+    program, executable = step.program, step.executable
+    executable.check_update()
+    tensors, kept = _weights(step)
+    for name, own in _own_buffers(program, executable).items():
+        if any(not _same_bits(own[0], other) for other in own[1:]):
+            tensors |= {_of(name, r): own[r] for r in range(1, len(own))}
+    states = {name: executable.whole(variable) for name, variable in _states(program).items()}
+    for name, end in step.settled_counters.items():
+        if name in states and states[name].item() == end:
+            del states[name]  # a program that is compiled later does not have it
+    for name, tensor in (*tensors.items(), *states.items()):
+        check_tensor(name, tensor)
+    if same := tensors.keys() & states.keys():
+        raise SavedProgramError(
+            Reason.CANNOT_SAVE,
+            "it is the name of a tensor of the model and of a state",
+            part=min(same),
+        )
+    head = CheckpointHead(
+        replicas=program.replicas,
+        random_state=step.random_state,
+        rules=_rules(step.groups),
+        states=tuple(sorted(states)),
+        program=sha256(str(program).encode()).hexdigest(),
+        extra=extra,
+    )
+    dense = {name: tensor.detach().contiguous() for name, tensor in (tensors | states).items()}
+    return write_checkpoint(folder, head, dense, kept)
+
+
+def load_checkpoint(folder: Folder, step: CompiledModel) -> Any:
+    """Let a training step go on from a checkpoint, and return the `extra` that is in it.
+
+    If the step has no program yet, the model gets its parameters and buffers now, and the program
+    takes the rest when it is compiled. All files are checked before, and nothing in them is run.
+
+    Args:
+        folder: what `save_checkpoint` returned; or the folder that it was given, for the latest.
+        step: what `compile_training` returned.
+
+    Raises:
+        InputError: a name, shape, dtype or update of the step is another one; nothing is changed.
+        SavedProgramError: a file is missing, or is not as it was written.
+    """
+    _check_step(step)
+    path = Path(folder)
+    if (path / LATEST).exists():
+        path = latest_checkpoint(path) or path
+    checkpoint = _Checkpoint(path, *read_checkpoint(path))
+    checkpoint.check_weights(step)
+    if step.is_compiled:
+        step.check_tensors()
+        step.executable.between_calls(lambda: None)  # refuses to load within a call
+    with torch.no_grad(), DeferredSignals(once=True):
+        written: set[int] = set()
+        if step.is_compiled:
+            executable = step.executable
+            weights = {name: checkpoint.tensors[name] for name in step.weights()}
+            checkpoint.give(step.program, executable, step.groups, step.settled_counters, weights)
+            step.say_states_are_newer()
+            written = {executable.whole(name).data_ptr() for name in weights}
+        for _, first, tensor, _ in every_tensor(step):
+            if tensor.data_ptr() not in written:  # a later write would reach all replicas
+                tensor.copy_(checkpoint.tensors[first])
+    step.checkpoint = None if step.is_compiled else checkpoint
+    return checkpoint.head.extra
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """A checkpoint that was read, as a `CompiledModel` takes it when it is compiled."""
+
+    path: Path
+    head: CheckpointHead
+    tensors: Mapping[str, Tensor]
+
+    def check_weights(self, step: CompiledModel) -> None:
+        """Raise InputError if the model's tensors have other names, shapes or dtypes."""
+        states = {*self.head.states}
+        names = [name for name in self.tensors if name not in states and _REPLICA not in name]
+        self._compare("model", _weights(step)[0], {name: self.tensors[name] for name in names})
+
+    def give(
+        self,
+        program: Program,
+        executable: Executable,
+        groups: Sequence[Group],
+        settled: Mapping[str, int],
+        weights: Mapping[str, Tensor] = _NONE,
+    ) -> None:
+        """Write states, buffers of each replica, and `weights` into a program.
+
+        Args:
+            settled: see `CompiledModel.settled_counters`.
+
+        Raises:
+            InputError: states or updates are others; nothing is written.
+        """
+        self._check_rules(_rules(groups))
+        values: dict[str, Tensor | Sequence[Tensor]] = {**weights}
+        values |= self._states(program, executable, settled)
+        for name, others in self._own(program, executable).items():
+            values[name] = [weights.get(name, executable.whole(name)), *others]
+        executable.write(values)
+        executable.set_random_state(*self.head.random_state)
+
+    def _states(
+        self, program: Program, executable: Executable, settled: Mapping[str, int]
+    ) -> dict[str, Tensor]:
+        """The values of the states of a program, by variable."""
+        variables = _states(program)
+        saved = {name: torch.tensor(settled[name]) for name in settled.keys() & variables.keys()}
+        saved |= {name: self.tensors[name] for name in self.head.states}
+        held = {name: executable.whole(variable) for name, variable in variables.items()}
+        self._compare("optimizer", held, saved)
+        values: dict[str, Tensor] = {}
+        for name, variable in variables.items():
+            value = values.setdefault(variable, saved[name])
+            if not _same_bits(value, saved[name]):  # a count of steps
+                problem = f"{name} is {saved[name].tolist()} in {self.path}, and {value.tolist()} "
+                problem += "for a parameter that is updated together with it here"
+                raise InputError(problem, hint=_HINT)
+        return values
+
+    def _own(self, program: Program, executable: Executable) -> dict[str, list[Tensor]]:
+        """Buffers of all replicas but the first one, where they differ."""
+        own = {
+            name: [
+                self.tensors[of]
+                for r in range(1, len(tensors))
+                if (of := _of(name, r)) in self.tensors
+            ]
+            for name, tensors in _own_buffers(program, executable).items()
+        }
+        if self.head.replicas == program.replicas:
+            return {
+                name: others for name, others in own.items() if len(others) == program.replicas - 1
+            }
+        dropped = sorted(name for name in self.tensors if _REPLICA in name)
+        if dropped and not this_rank():
+            warnings.warn(
+                f"{dropped[0].partition(_REPLICA)[0]} and perhaps other buffers differ between the "
+                f"{self.head.replicas} replicas of {self.path}; here {program.replicas} replicas "
+                "begin with those of the first one",
+                stacklevel=2,
+            )
+        return {}
+
+    def _check_rules(self, rules: Mapping[str, str]) -> None:
+        for name in sorted(rules.keys() | self.head.rules.keys()):
+            here, there = (by.get(name, "nothing") for by in (rules, self.head.rules))
+            if here != there:
+                problem = f"{name} is updated by {here}, and in {self.path} by {there}"
+                raise InputError(problem, hint=_HINT)
+
+    def _compare(self, what: str, held: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+        """Raise InputError for tensors that are not those of the checkpoint."""
+        for name in sorted(held.keys() | saved.keys()):
+            if name not in saved:
+                raise InputError(f"{self.path} has no {name}, and the {what} has", hint=_HINT)
+            if name not in held:
+                raise InputError(f"{self.path} has {name}, and the {what} has not", hint=_HINT)
+            here, there = (
+                f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}"
+                for t in (held[name], saved[name])
+            )
+            if here != there:
+                raise InputError(f"{name} is {here}, and {there} in {self.path}", hint=_HINT)
+
+
+def _check_step(step: object) -> None:
+    if not isinstance(step, CompiledModel):
+        kind = f"{type(step).__module__}.{type(step).__qualname__}"
+        raise InputError(f"a {kind} has no checkpoints", hint="pass what compile_training returned")
+    if not step.training:
+        hint = "save model.state_dict(), or train with compile_training"
+        raise InputError("a program for inference has no checkpoints", hint=hint)
+    if (mesh := step.options.mesh) is not None:
+        raise InputError(
+            f"option mesh has {mesh.size()} ranks, and a checkpoint is that of one process so far",
+            hint="save model.state_dict() on rank 0",
+        )
+
+
+def _check_extra(value: object, where: str) -> None:
+    """Raise InputError for what JSON would give back as something else."""
+    if value is None or type(value) in (bool, int, str):
+        return
+    if type(value) is float and isfinite(value):
+        return
+    if type(value) is list:
+        for index, one in enumerate(value):
+            _check_extra(one, f"{where}[{index}]")
+    elif type(value) is dict and all(type(key) is str for key in value):
+        for key, one in value.items():
+            _check_extra(one, f"{where}[{key!r}]")
+    else:
+        shown = "a dict with keys other than strings" if type(value) is dict else repr(value)
+        raise InputError(
+            f"{where} is {shown}, which JSON has not",
+            hint="use None, bools, finite numbers, strings, lists, and dicts with strings as keys",
+        )
+
+
+def _weights(step: CompiledModel) -> tuple[dict[str, Tensor], list[str]]:
+    """The tensors of a model, each under its first name, and the names that its state has."""
+    tensors: dict[str, Tensor] = {}
+    kept: list[str] = []
+    for name, first, tensor, persistent in every_tensor(step):
+        tensors.setdefault(first, tensor)
+        if name == first and persistent:
+            kept.append(name)
+    if step.is_compiled and step.parts.own_weights:
+        tensors |= {name: step.executable.whole(name) for name in step.weights()}
+    return tensors, kept
+
+
+def _own_buffers(program: Program, executable: Executable) -> dict[str, list[Tensor]]:
+    """The buffers of which each replica has its own, on all replicas."""
+    return {
+        variable.name: [executable.tensor(variable.name, r) for r in range(program.replicas)]
+        for variable in program.variables
+        if variable.kind == "buffer" and not variable.replicated and variable.groups is None
+    }
+
+
+def _states(program: Program) -> dict[str, str]:
+    """The variables of all states, by their names in checkpoints, which are PyTorch's."""
+    scale = {v.name: v.name for v in program.variables if v.kind == "loss_scale"}
+    named = state_names(program).items()
+    return scale | {f"{of}.{state}" if of else state: name for (of, state), name in named}
+
+
+def _rules(groups: Iterable[Group]) -> dict[str, str]:
+    """How each parameter is updated. Of traced rules the functions may differ: they are traced for
+    numbers, and for the states that there are."""
+    return {
+        name: f"traced {rule.name}" if isinstance(rule, TracedRule) else str(rule)
+        for rule, parameters in ((group.rule, group.parameters) for group in groups)
+        for name in parameters
+    }
+
+
+def _of(name: str, replica: int) -> str:
+    """The name of a buffer on another replica than the first."""
+    return f"{name}{_REPLICA}{replica}"
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one type have the same bits, which those of a NaN may be."""
+    flat = [tensor.detach().reshape(-1).view(torch.uint8) for tensor in (one, other)]
+    return torch.equal(*flat)
