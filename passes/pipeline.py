@@ -62,6 +62,7 @@ from ipu_dynamo.passes.host.recipes.unfold_convolutions import UnfoldConvolution
 from ipu_dynamo.passes.host.step.choose_threads import ChooseThreads
 from ipu_dynamo.passes.host.step.defer_accumulation import DeferAccumulation
 from ipu_dynamo.passes.host.step.fuse_step import FuseStep
+from ipu_dynamo.passes.host.step.take_share import TakeShare
 from ipu_dynamo.passes.joint.anchor_gradients import AnchorGradients
 from ipu_dynamo.passes.joint.assign_gradient_stages import AssignGradientStages
 from ipu_dynamo.passes.joint.drop_same_views import DropSameViews
@@ -415,11 +416,16 @@ def _form_passes(options: Options, machine: Machine) -> list[Pass]:
     return [
         CallOnednnLstms(),
         DeferAccumulation(options.side_by_side),
-        ChooseThreads(options.strategy.several_at_once),
+        ChooseThreads(options.strategy.several_at_once, machine.share),
         FuseStep(machine.compiles, machine.hyperparameters),
+        *_share_passes(machine),
         MakeRecipes(machine.compiles),
         *_recipe_passes(machine),
     ]
+
+
+def _share_passes(machine: Machine) -> list[Pass]:
+    return [] if machine.share is None else [TakeShare(machine.share)]
 
 
 def _recipe_passes(machine: Machine) -> list[RecipePass]:
@@ -584,12 +590,15 @@ def run_host_passes(
     return host
 
 
-def with_update(program: Program) -> HostProgram:
+def with_update(program: Program, machine: Machine = ANY_MACHINE) -> HostProgram:
     """Return this computer's program for one whose updates were traced for other numbers.
 
     Only the parts before and after its micro-batches are run.
     """
-    return HostProgram(program, program)
+    host = HostProgram(program, program)
+    if machine.share is None:
+        return host
+    return run_host_passes(host, _share_passes(machine), PassManager("retraced", first="host"))
 
 
 def all_passes() -> list[Pass]:
@@ -605,6 +614,7 @@ def all_passes() -> list[Pass]:
         *_form_passes(options, ANY_MACHINE),
         *_update_passes(),
         RetraceUpdate(options),
+        TakeShare(),
         *_function_passes(1),
         SortByStage(),
         SplitWeightGradients(),

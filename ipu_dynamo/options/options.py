@@ -164,8 +164,7 @@ class Options:
         mesh: the ranks of torch.distributed that run the program together: a DeviceMesh of device
             type `cpu` whose dimensions are called `replica`, `ipu`, or both. Each rank runs a block
             of the replicas and a block of the IPUs; a call takes the rows of its replicas and
-            returns their results. None: this process runs all. So far programs run on one rank: a
-            mesh of several is refused when they are compiled.
+            returns their results. None: this process runs all.
 
     Raises:
         OptionError: for a value that an option cannot have.

@@ -35,6 +35,7 @@ from ipu_dynamo.program.ir.instructions import (
     Store,
 )
 from ipu_dynamo.program.ir.program import Program
+from ipu_dynamo.program.ir.rank_streams import ReceiveFromRank, SendToRank
 from ipu_dynamo.program.ir.traced_update import Counter, ParameterPart, Round, TracedStep
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.ir.update_instructions import (
@@ -89,12 +90,14 @@ __all__ = [
     "Plain",
     "Program",
     "Receive",
+    "ReceiveFromRank",
     "ReduceScatter",
     "Repeat",
     "ReplicaGroups",
     "Returns",
     "Round",
     "Send",
+    "SendToRank",
     "Stash",
     "Store",
     "TensorType",

@@ -10,7 +10,7 @@ from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.ir.function import Function
 from ipu_dynamo.program.ir.program import Program
 from ipu_dynamo.program.recipe import FunctionRecipe
-from ipu_dynamo.program.share import OwnReplicas
+from ipu_dynamo.program.share import OwnReplicas, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,8 @@ class HostProgram:
             and may have operators that are faster here.
         deferred: the same once more, with gradients that calls return; None: calls add them.
         fused: a step and its update as one function; None: they are apart.
+        share: what a rank runs of it, with other ranks; None: this process runs all.
+        local: the share as a program, with streams to and from other ranks.
         threads: intra-op threads of each worker; None is torch's number.
         recipes: how functions become callables, by name.
         decisions: what the host passes decided, in their order.
@@ -33,6 +35,8 @@ class HostProgram:
     inlined: Program
     deferred: Deferred | None = None
     fused: Fused | None = None
+    share: Share | None = None
+    local: Program | None = None
     threads: int | None = None
     recipes: Mapping[str, FunctionRecipe] = field(default_factory=dict)
     decisions: tuple[Decision, ...] = ()
@@ -41,12 +45,22 @@ class HostProgram:
     @property
     def runs(self) -> Program:
         """What micro-batches run."""
+        if self.local is not None:
+            return self.local
         return self.inlined if self.deferred is None else self.deferred.program
 
     @property
     def replicas(self) -> OwnReplicas:
         """The replicas that this process runs."""
-        return OwnReplicas.all(self.program.replicas)
+        count = self.program.replicas
+        own = range(count) if self.share is None else self.share.replicas(count)
+        return OwnReplicas(own, count)
+
+    @property
+    def ipus(self) -> range:
+        """The IPUs that this process runs."""
+        count = self.program.num_ipus
+        return range(count) if self.share is None else self.share.ipus(count)
 
     @property
     def functions(self) -> tuple[Function, ...]:

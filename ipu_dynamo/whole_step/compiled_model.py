@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ipu_dynamo.capture.private.tracing import unrecorded
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.capture.trace import Arguments, read_arguments
-from ipu_dynamo.errors import CompileError, InputError, skipping_sources
+from ipu_dynamo.errors import InputError, skipping_sources
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.ops.private.thread_modes import KeptGradMode, recorded_casts_only
 from ipu_dynamo.options import Costs, Options
@@ -346,11 +346,6 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         return read_arguments(self.model, args, kwargs)
 
     def _compile(self, given: Arguments) -> None:
-        if (mesh := self.options.mesh) is not None:
-            raise CompileError(
-                f"option mesh has {mesh.size()} ranks, and a program runs on one so far",
-                hint="leave mesh out; each process then runs the whole program",
-            )
         transport = ranks.transport_of(self.options)
         with (
             compile_lock() if transport is None else nullcontext(),
@@ -388,14 +383,14 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
                 assert error is not None
                 raise error
             with compile_lock():
-                self._bring_up(given, lowered, lowered.seed())
+                self._bring_up(given, lowered, lowered.seed(), transport)
             return
         facts = None if lowered is None else lowered.facts(self.model)
         seed = compare(transport, facts, error)["seed"]
         assert lowered is not None
         with KeptGradMode(), unrecorded():
             take_weights(transport, self.model)
-        _, error = attempt(self._bring_up, given, lowered, seed)
+        _, error = attempt(self._bring_up, given, lowered, seed, transport)
         complete_together(transport, error)
 
     def _costs(self, given: Arguments, share: Share) -> Costs:
@@ -425,6 +420,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             hyperparameters=[group.values for group in groups],
             own_tensors=self._own_weights,
             figures=self._figures,
+            share=share,
         )
         compiling = partial(
             compile_model,
@@ -453,7 +449,9 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         (refuse_shared_memory if self._own_weights else refuse_what_cannot_be_shared)(compiled)
         return _Lowered(compiled, options, reading, engine, machine, split)
 
-    def _bring_up(self, given: Arguments, lowered: _Lowered, seed: int) -> None:
+    def _bring_up(
+        self, given: Arguments, lowered: _Lowered, seed: int, transport: Transport | None = None
+    ) -> None:
         """Compile the functions of a program, and run it from now on."""
         compiled, options, reading, engine, machine, split = lowered
         link, groups = self._link, reading.groups
@@ -472,13 +470,14 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
                 fuse_again=partial(fused_again, compiled.written, options, machine),
                 guard_updates=options.guard_updates,
                 update_recipe=partial(update_recipe, options, machine),
-                others=self._other_updates(compiled, groups),
+                others=self._other_updates(compiled, groups, machine),
+                transport=transport,
             )
         if link is not None:
             executable.step_with(link.host(executable))
         if link is not None and link.traced is not None:
             executable.trace_with(
-                lambda: with_update(link.trace_next(compiled.program, executable, options))
+                lambda: with_update(link.trace_next(compiled.program, executable, options), machine)
             )
         self._watched = [
             (name, given, given.data_ptr())
@@ -497,13 +496,15 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             self.say_states_are_newer()
             self.checkpoint = None
 
-    def _other_updates(self, compiled: Compiled, groups: Sequence[Group]) -> list[HostProgram]:
+    def _other_updates(
+        self, compiled: Compiled, groups: Sequence[Group], machine: Machine
+    ) -> list[HostProgram]:
         """Programs of the steps for which the optimiser's Python does something else."""
         traced = self._link.traced if self._link is not None else None
         if traced is None or not any(update.function for update in updates(compiled.program)):
             return []
         programs = extra_programs(compiled.program, traced, groups, self.options)
-        return [with_update(program) for program in programs]
+        return [with_update(program, machine) for program in programs]
 
     def _take(
         self,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from ipu_dynamo.program.fused import Hyperparameters
+from ipu_dynamo.program.share import Share
 from ipu_dynamo.tune.figures import Figures
 
 
@@ -20,6 +21,7 @@ class Machine:
             through `weight.data` would not be counted.
         figures: to decide by; None: those of this machine.
         hyperparameters: hyperparameters of the updates that a call will probably have.
+        share: what it runs of a program, with other ranks; None: all.
     """
 
     engine: str = "eager"
@@ -27,6 +29,7 @@ class Machine:
     hyperparameters: Hyperparameters = ()
     own_tensors: bool = False
     figures: Figures | None = None
+    share: Share | None = None
 
     @property
     def compiles(self) -> bool:

@@ -1,16 +1,16 @@
 """Run a program on this machine, each IPU on its torch device."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from ipu_dynamo.errors import IpuError
+from ipu_dynamo.errors import CompileError, IpuError
 from ipu_dynamo.ops.private.locks import caller, fork_safe_lock
 from ipu_dynamo.ops.private.thread_modes import KeptGradMode
-from ipu_dynamo.program import HostProgram, Program
+from ipu_dynamo.program import Collective, HostProgram, Program, Send, TensorType
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.ir.verify.program import verify
@@ -21,7 +21,7 @@ from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import calls_of_passes
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.fused_step import FuseAgain, FusedStep
-from ipu_dynamo.runtime.execute.host_io.batching import Batching
+from ipu_dynamo.runtime.execute.host_io.batching import Batching, joined_type
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostLink, HostStreams
 from ipu_dynamo.runtime.execute.host_io.print_queue import PrintQueue
 from ipu_dynamo.runtime.execute.host_io.transfer_times import TransferTimes
@@ -31,9 +31,11 @@ from ipu_dynamo.runtime.execute.memory.storage import Storage, Values
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.observer import Observer, joined
 from ipu_dynamo.runtime.execute.replayed_step import ReplayedStep
+from ipu_dynamo.runtime.execute.tasks.rank_streams import RankStreams
 from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.runtime.execute.transaction.commit import Commit
 from ipu_dynamo.runtime.execute.transaction.update_runs import UpdateRecipe
+from ipu_dynamo.runtime.ranks.transport import Transport
 from ipu_dynamo.runtime.update.host_update import HostStepper
 
 T = TypeVar("T")
@@ -80,6 +82,16 @@ class Iterations(Observer):
             self._sent(iteration, results)
 
 
+def results_of_row(host: HostProgram, batching: Batching) -> list[tuple[str, int, TensorType]]:
+    """The results of a call on a row of ranks: the name, the IPU that sends it, and the type."""
+    ipus = {i.stream: i.ipu for i in host.inlined.walk() if isinstance(i, Send)}
+    return [
+        (output.name, ipus[output.name], joined_type(output, batching))
+        for output in host.inlined.outputs
+        if output.printing is None
+    ]
+
+
 class Executable:
     """A program bound to the tensors of its variables.
 
@@ -104,6 +116,7 @@ class Executable:
             specialised for.
         guard_updates: keep copies of the tensors that updates write, until these are complete.
         update_recipe: see `LoopedStep`.
+        transport: to the other ranks; `host` has the share of this one.
         others: the same with updates that were traced for other hyperparameters.
 
     Attributes:
@@ -132,8 +145,10 @@ class Executable:
         guard_updates: bool = False,
         update_recipe: UpdateRecipe | None = None,
         others: Sequence[HostProgram] = (),
+        transport: Transport | None = None,
     ) -> None:
         verify(host.program)
+        assert host.share == (None if transport is None else transport.share)
         self.program, self._host, self._engine = host.program, host, engine
         program, self.replicas = host.inlined, host.replicas
         self.batching = batching = Batching.of(program, len(self.replicas.own), group_of)
@@ -153,11 +168,16 @@ class Executable:
             (call,) = calls_of_passes(cut.loop)
             sums, count = host.deferred.accumulators, self._per_round
             self.schedule = side_by_side(call, sums, micro_batches=count, workers=workers or 1)
+            if len(self.schedule.workers) > 1:
+                self.schedule.check(program, adds=True)
         else:
-            self.schedule = self.schedule_for(workers)
+            self.schedule = self.schedule_for(workers, check=host.fused is None)
         self._link = HostLink(program, batching, self.replicas.own, self.devices)
         self.fused: FusedStep | None = None
         self._looped: LoopedStep | None = None
+        self._ranks: RankStreams | None = None
+        # of the results that ranks of a row give each other; None: one rank has all IPUs
+        self._row: Sequence[tuple[str, int, TensorType]] | None = None
         if host.fused is not None:
             replays = any(recipe.replays for recipe in host.recipes.values())
             form = ReplayedStep if replays else FusedStep
@@ -166,8 +186,15 @@ class Executable:
             self._form = self.fused = form(host, engine, storage, drops, devices, fuse_again)
             self.fused.prepare(hyperparameters)
         else:
-            if len(self.schedule.workers) > 1:  # one worker alone never waits
-                self.schedule.check(program, adds=host.deferred is not None)
+            if transport is not None and transport.share.rows > 1 and self._exchanges_in_loop:
+                raise CompileError(
+                    "replicas of several ranks cannot exchange tensors within forward so far",
+                    hint="give the mesh the dimension ipu alone",
+                )
+            if transport is not None and self._has_messages:
+                self._ranks = RankStreams(host, self.schedule, transport)
+                if transport.share.columns > 1:
+                    self._row = results_of_row(host, batching)
             self._form = self._looped = LoopedStep(
                 host,
                 storage,
@@ -179,6 +206,7 @@ class Executable:
                 guard_updates=guard_updates,
                 engine=engine,
                 update_recipe=update_recipe,
+                streams=self._ranks,
                 others=others,
             )
         self._commit = self._form.commit
@@ -206,14 +234,46 @@ class Executable:
         self._settle_alone()
         self.seed, self._first_step = seed, step - self._commit.steps
 
-    def schedule_for(self, workers: int | None) -> Schedule:
-        """How this many workers would run a step; None is one for each IPU of every replica."""
-        return schedule_of(
-            self._host.inlined,
+    def schedule_for(self, workers: int | None, *, check: bool = False) -> Schedule:
+        """How this many workers would run a step here; None is one for each IPU of every replica.
+
+        Args:
+            check: that they do not wait for ever, and compute what the program says.
+        """
+        host = self._host
+        own, first, ipus = self.replicas.own, self.replicas.own.start, host.ipus
+        exchange = host.share is not None and self._exchanges_in_loop
+        planned = self.replicas.count if exchange else len(own)
+        schedule = schedule_of(
+            host.inlined,
             micro_batches=self._per_round,
-            replicas=self.program.replicas,
+            replicas=planned,
             workers=workers,
+            share=host.share,
         )
+        if check and len(schedule.workers) > 1:  # one worker alone never waits
+            schedule.check(host.inlined, replicas=planned)
+        if host.share is None:
+            return schedule
+        return (
+            schedule.for_share(own, ipus, 0)
+            if exchange
+            else schedule.for_share(range(planned), ipus, first)
+        )
+
+    @property
+    def _exchanges_in_loop(self) -> bool:
+        """Whether replicas exchange values within micro-batches."""
+        return any(isinstance(i, Collective) for i in sections(self._host.inlined).loop)
+
+    @property
+    def _has_messages(self) -> bool:
+        """Whether a step sends other ranks anything; if not, none need run a step at once."""
+        share = self._host.share
+        if share is None:
+            return False
+        trains = self.program.kind == "training"
+        return trains or share.columns > 1 or self._exchanges_in_loop
 
     def tensor(self, name: str, replica: int = 0) -> Tensor:
         """The tensor that holds a variable on a replica, by its place among those here."""
@@ -226,6 +286,28 @@ class Executable:
         """
         self._settle_alone()
         return self._storage.stored_tensor(name)
+
+    def read_row(self, names: Collection[str]) -> None:
+        """Bring the values of variables on other ranks' IPUs into their tensors here.
+
+        All ranks of a row call this together, with the same names. In one process it does nothing.
+        """
+        if self._ranks is None or self._row is None:
+            return
+        ranks, ipus = self._ranks, self._host.ipus
+
+        def read() -> None:
+            self._settle()
+            variables = [v for v in self.program.variables if v.name in names]
+            tensors = {v.name: self._storage.stored_tensor(v.name) for v in variables}
+            own = {v.name: tensors[v.name] for v in variables if v.ipu in ipus}
+            types = [(v.name, v.ipu, TensorType.of(tensors[v.name])) for v in variables]
+            with torch.no_grad():
+                for name, value in ranks.give_row(own, types).items():
+                    if name not in own:
+                        tensors[name].copy_(value)
+
+        self._alone(read)
 
     def _settle_alone(self) -> None:
         """Complete an interrupted call, unless one is running."""
@@ -410,6 +492,9 @@ class Executable:
                     self._storage.keep_writes()
                     if observer.call_ended is not None:
                         observer.call_ended(streams, complete)
-            return self._link.returned(streams)
+            results = self._link.returned(streams)
+            if self._row is not None and self._ranks is not None:
+                results = self._ranks.give_row(results, self._row)
+            return results
         finally:
             self._calls = False

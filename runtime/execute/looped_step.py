@@ -1,6 +1,7 @@
 """Run steps as loops of micro-batches, with an update after each of them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -25,8 +26,10 @@ from ipu_dynamo.runtime.execute.specialisations import Specialisations
 from ipu_dynamo.runtime.execute.step_end import StepEnd
 from ipu_dynamo.runtime.execute.tasks.micro_batch_loop import MicroBatchLoop
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import stages_of
+from ipu_dynamo.runtime.execute.tasks.rank_streams import RankStreams
 from ipu_dynamo.runtime.execute.tasks.task_code import TaskWriter
 from ipu_dynamo.runtime.execute.transaction.commit import Commit
+from ipu_dynamo.runtime.execute.transaction.rank_vote import run_together
 from ipu_dynamo.runtime.execute.transaction.rollback import rollback_of
 from ipu_dynamo.runtime.execute.transaction.update_runs import UpdateRecipe, UpdateRuns
 from ipu_dynamo.runtime.update.host_update import HostStepper
@@ -88,6 +91,7 @@ class LoopedStep:
         guard_updates: keep copies of the tensors that updates write, until these are complete.
         engine: makes callables of functions, also of traced updates.
         update_recipe: how functions of traced updates become callables; None without such updates.
+        streams: from and to other ranks; None: there are no others.
         others: the same loop and variables, with updates that were traced for other
             hyperparameters.
 
@@ -112,9 +116,11 @@ class LoopedStep:
         guard_updates: bool,
         engine: Engine,
         update_recipe: UpdateRecipe | None = None,
+        streams: RankStreams | None = None,
         others: Sequence[HostProgram] = (),
     ) -> None:
         program = host.runs
+        self._ranks = streams
         self.another: Callable[[], HostProgram] = cannot_trace
         self.host: HostStepper = no_optimizer
         self._hyperparameters: Hyperparameters = ()
@@ -131,9 +137,8 @@ class LoopedStep:
         begin = [i for i in cut.before if not isinstance(i, UpdateFactors)]
         tensors = storage.of_replicas()
         self._begin = StepEnd(
-            program, begin, tensors, host.replicas, devices, self._rounding, memory
+            program, begin, tensors, host.replicas, devices, self._rounding, memory, streams=streams
         )
-        storage.hold(self._begin.copies)
         known = [self._variant(each) for each in (host, *others)]
         self.variants = Specialisations(self._make, known)
         rollback = rollback_of(
@@ -156,6 +161,7 @@ class LoopedStep:
             devices=devices,
             memory=memory,
             deferred=host.deferred,
+            streams=streams,
         )
 
     def _reload_states(self) -> None:
@@ -194,6 +200,7 @@ class LoopedStep:
             self._runs,
             made,
             lambda gradients: self.host(gradients),
+            self._ranks,
         )
         return Variant(host, end, made.compute if made is not None else None)
 
@@ -224,15 +231,14 @@ class LoopedStep:
         for step in range(steps):
             end = self.variants.choose(self._hyperparameters).end
             commit.open()
-            self._begin.prepare(self._hyperparameters)
-            self._loop(step, streams, observer)
+            if self._ranks is None:
+                self._compute(step, end, streams, observer)
+            else:
+                ends = self._begin, end
+                compute = partial(self._compute, step, end, streams, observer)
+                run_together(self._ranks, ends, compute)
             commit.vote()
-            if observer.update_began is not None:
-                observer.update_began(step, commit.current)
             if end.commits:
-                if self._rounds_at_random:
-                    self._rounding.begin(seed=streams.seed, step=streams.step + step * iterations)
-                end.prepare(self._hyperparameters)
                 commit.write(end.write, iterations)
             else:
                 commit.complete(iterations)
@@ -242,6 +248,19 @@ class LoopedStep:
                 observer.iteration_ended(streams, step)
             if self._storage.waiting:
                 self._storage.write_waiting()
+
+    def _compute(self, step: int, end: StepEnd, streams: HostStreams, observer: Observer) -> None:
+        """Run all of a step that comes before its first write of a lasting variable."""
+        self._begin.prepare(self._hyperparameters)
+        self._storage.hold(self._begin.copies)
+        self._loop(step, streams, observer)
+        if observer.update_began is not None:
+            observer.update_began(step, self.commit.current)
+        if end.commits:
+            if self._rounds_at_random:
+                number = streams.step + step * self._iterations
+                self._rounding.begin(seed=streams.seed, step=number)
+            end.prepare(self._hyperparameters)
 
     def plan(self) -> HostPlan:
         """Describe a step for the printed host program."""
@@ -263,7 +282,7 @@ class LoopedStep:
             self._engine,
             self._devices,
             binding,
-            [*zip(titles, map(tuple, texts), strict=True)],
+            [*zip(titles, map(tuple, texts), strict=bool(titles))],  # a rank may have no pass
             before=[*map(str, cut.before)],
             commit=[*map(str, cut.after)],
             undone=undone,

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ipu_dynamo.ops.private.native import foreach_add_, foreach_copy_, foreach_zero_
+from ipu_dynamo.ops.private.native import foreach_copy_, foreach_zero_
 from ipu_dynamo.program import (
     AdjustLossScale,
     AllGather,
@@ -23,7 +23,9 @@ from ipu_dynamo.program import (
     Load,
     Plain,
     Program,
+    ReceiveFromRank,
     ReduceScatter,
+    SendToRank,
     Store,
     Update,
     UpdateFactors,
@@ -31,11 +33,12 @@ from ipu_dynamo.program import (
 )
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program.ir.update_rules import HostStep
-from ipu_dynamo.program.replica_tree import additions
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.share import OwnReplicas
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
+from ipu_dynamo.runtime.execute.tasks.rank_streams import RankStreams
 from ipu_dynamo.runtime.execute.update_steps import ParametersUpdate, RunUpdate, UpdateSteps
+from ipu_dynamo.runtime.ranks.replica_sums import ReplicaSums
 from ipu_dynamo.runtime.update.adjust_loss_scale import LossScaleAdjustment
 from ipu_dynamo.runtime.update.clip_gradients import GradientNorms, clip_divisor, clip_values
 from ipu_dynamo.runtime.update.gradient_scale import GradientScale
@@ -63,6 +66,11 @@ class StepEnd:
         run: makes callables of the functions of traced updates.
         factors: of traced updates, the hyperparameters that they take.
         host: makes the step of an optimiser that runs in Python.
+        streams: from and to other ranks; None: there are no others.
+
+    Attributes:
+        copies: the tensors of each copy on each replica, by name.
+        streams: the streams among the instructions.
     """
 
     def __init__(
@@ -77,6 +85,7 @@ class StepEnd:
         run: RunUpdate | None = None,
         factors: TracedFactors | None = None,
         host: HostStepper | None = None,
+        streams: RankStreams | None = None,
     ) -> None:
         self._replicas = replicas
         self._variables = {variable.name: variable for variable in program.variables}
@@ -88,8 +97,14 @@ class StepEnd:
             (made,) = (i for i in sections(program).before if isinstance(i, UpdateFactors))
             pairs = zip(made.results, factors.results, strict=True)
             self._tensors |= {name: [value] for name, value in pairs}
-        self._steps = UpdateSteps(program, self._tensors, devices, rounding, run)
-        self.copies: dict[str, Sequence[Tensor]] = {}  # on each replica, by name
+        self._steps = UpdateSteps(
+            program, self._tensors, devices, rounding, run, replicas.own.start
+        )
+        self.copies: dict[str, Sequence[Tensor]] = {}
+        self._ranks, self.streams = streams, list[SendToRank | ReceiveFromRank]()
+        self._read = {name for instruction in instructions for name in instruction.read_names}
+        self._exchanges: list[ReplicaSums] = []
+        self._exchanged = 0  # in this step
         self._origins: dict[str, str] = {}  # result of a copy -> its source
         self._updates: list[ParametersUpdate] = []
         self._prepare: list[Callable[[Hyperparameters], None]] = []
@@ -101,6 +116,10 @@ class StepEnd:
             match instruction:
                 case Copy():
                     self._copy(instruction)
+                case SendToRank():
+                    self._send(instruction)
+                case ReceiveFromRank():
+                    self._receive(instruction)
                 case AllReduce():
                     self._reduce(instruction)
                 case ReduceScatter(values=names, shards=shards):
@@ -130,14 +149,14 @@ class StepEnd:
                     self._count(self._memory.gather, [name], shards)
                 case _:
                     raise ValueError(f"no end of a step does this: {instruction}")
-        if factors is not None and self._write:
+        if factors is not None and (self._write or streams is not None):
             self._lasts(made.counters)
             self._write.append(factors.write)
 
     @property
     def commits(self) -> bool:
-        """Whether there is anything to write that lasts."""
-        return bool(self._write)
+        """Whether there is anything to write that lasts, here or on another rank."""
+        return bool(self._write or self.streams or self._exchanges)
 
     def prepare(self, hyperparameters: Hyperparameters) -> None:
         """Run the part before the first write of a lasting variable.
@@ -147,6 +166,19 @@ class StepEnd:
         """
         for run in self._prepare:
             run(hyperparameters)
+
+    def begin(self) -> None:
+        """Begin a step with other ranks."""
+        self._exchanged = 0
+
+    def drain(self) -> None:
+        """Take part in the exchanges that the step has not come to, whatever is exchanged."""
+        while self._exchanged < len(self._exchanges):
+            self._exchange(self._exchanges[self._exchanged])
+
+    def _exchange(self, sums: ReplicaSums) -> None:
+        self._exchanged += 1
+        sums.exchange()
 
     def write(self) -> None:
         """Write the lasting variables, once prepared, and set accumulators to zero."""
@@ -174,23 +206,66 @@ class StepEnd:
         """Note the tensors of a copy, which stay the same in all steps."""
         self._tensors[name] = self.copies[name] = tensors
 
+    def _send(self, send: SendToRank) -> None:
+        values, ranks = self._tensors[send.value], self._streams_of_ranks(send)
+        values = values if send.each else values[:1]
+        self._prepare.append(lambda _: ranks.send(send, values))
+        variable = self._variables.get(send.value)
+        if variable is not None and variable.kind == "accumulator":  # whose update is elsewhere
+            cleared = distinct(values)
+            self._clear.append(lambda: foreach_zero_(cleared))
+
+    def _receive(self, receive: ReceiveFromRank) -> None:
+        ranks, name = self._streams_of_ranks(receive), receive.result
+        times = 1 if receive.each else len(self._replicas.own)
+        own: list[Tensor] = []
+        if name in self._read:  # instructions are bound to tensors that stay the same
+            type_, device = receive.type, self._devices[receive.ipu]
+            for _ in self._replicas.places if receive.each else range(1):
+                tensor = torch.empty(type_.shape, dtype=type_.dtype, device=device)
+                own.append(
+                    tensor
+                    if receive.strides is None
+                    else torch.empty_strided(
+                        type_.shape, receive.strides, dtype=type_.dtype, device=device
+                    )
+                )
+            self._tensors[name] = own * times
+
+        def run(_: Hyperparameters) -> None:
+            values = ranks.receive(receive)
+            if own:
+                foreach_copy_(own, values)
+            self.copies[name] = values * times
+
+        self._prepare.append(run)
+
+    def _streams_of_ranks(self, stream: SendToRank | ReceiveFromRank) -> RankStreams:
+        assert self._ranks is not None, "a share has streams to other ranks"
+        self.streams.append(stream)
+        return self._ranks
+
     def _reduce(self, reduce: AllReduce | ReduceScatter) -> None:
         """Sum into the tensors of each group's first replica, for the whole group.
 
         Sums in shards are there, too, one shard after the other. The other replicas' tensors hold
         partial sums.
         """
-        sums = [
-            [[self._tensors[name][replica] for name in reduce.values] for replica in members]
-            for members in self._replicas.members(reduce.groups)
-        ]
+        for members in self._replicas.members(reduce.groups):
+            values = [
+                [self._tensors[name][replica] for name in reduce.values] for replica in members
+            ]
+            if self._ranks is not None and reduce.groups is None:
+                sums = ReplicaSums(values, self._replicas.count, self._ranks.transport)
+                self._exchanges.append(sums)
+            else:
+                sums = ReplicaSums(values, len(members))
+            self._prepare.append(partial(self._sum, sums))
 
-        def run(_: Hyperparameters) -> None:
-            for members in sums:
-                for total, term in additions(len(members)):
-                    foreach_add_(members[total], members[term])
-
-        self._prepare.append(run)
+    def _sum(self, sums: ReplicaSums, _: Hyperparameters) -> None:
+        sums.add_own()
+        if sums in self._exchanges:
+            self._exchange(sums)
 
     def _update(self, update: Update) -> None:
         for names in (update.parameters, *(names for _, names in update.states)):

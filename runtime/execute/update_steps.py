@@ -102,6 +102,7 @@ class UpdateSteps:
         devices: of the IPUs.
         rounding: of updates that round at random.
         run: makes callables of traced functions; None if no update has one.
+        first: number of the first replica here among those of the program.
     """
 
     def __init__(
@@ -111,7 +112,9 @@ class UpdateSteps:
         devices: Sequence[torch.device],
         rounding: HalfRounder,
         run: RunUpdate | None,
+        first: int = 0,
     ) -> None:
+        self._first = {v.name: first if v.groups is not None else 0 for v in program.variables}
         self._functions: Mapping[str, Function] = {f.name: f for f in program.update_functions}
         self._tensors, self._devices, self._rounding = tensors, devices, rounding
         self._run = run
@@ -127,7 +130,8 @@ class UpdateSteps:
         """
         for place, replica in places:
             name = update.parameters[place]
-            self._rounding.name(self._tensors[name][replica], f"{name} {replica}")
+            number = self._first[name] + replica  # the same on all ranks
+            self._rounding.name(self._tensors[name][replica], f"{name} {number}")
         if update.function is None:
             return self._by_rule(update, places, scale_of)
         return self._by_function(update, update.function, places, scale_of)

@@ -25,6 +25,7 @@ from ipu_dynamo.capture.update.record_update import RecordedUpdate
 from ipu_dynamo.options import OptionError
 from ipu_dynamo.passes import pipeline
 from ipu_dynamo.passes.dump import DUMP
+from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.level_text import write_level
 from ipu_dynamo.passes.levels import Partitioned, level_of
 from ipu_dynamo.passes.manager import WITHOUT, PassManager, with_pass
@@ -38,7 +39,9 @@ from ipu_dynamo.passes.pipeline import (
 )
 from ipu_dynamo.passes.update_levels import UpdateFunctions, UpdateGraphs
 from ipu_dynamo.program import Function, HostProgram, Program
+from ipu_dynamo.program.share import Share
 from tests.properties.evaluate import left_by
+from tests.ranks.mesh import Pipeline
 
 STEPS = [step for step in all_passes() if step.name != "CutBody"]  # which autograd runs
 NAMES = [step.name for step in STEPS]
@@ -197,6 +200,14 @@ def dynamo_steps(*, micro_batches=False):
     ]
 
 
+def on_a_rank(options=None):
+    """Only a rank takes a share: of a program for two IPUs."""
+    step = compile_inference(Pipeline(), Options("eager", strategy=Strategy("sharded")))
+    step.compile(torch.ones(2, 4))
+    steps = host_passes(Options(**(options or {})), Machine(share=Share(1, 2, 0, 0)))
+    run_host_passes(step.program, steps, PassManager("rank", first="program"))
+
+
 RUNS = {  # ways to compile that have every pass between them
     trained: names_of(training_steps(Options())),
     balanced: names_of(training_steps(Options(**BALANCED))),
@@ -212,6 +223,7 @@ RUNS = {  # ways to compile that have every pass between them
     in_micro_batches: names_of(
         [*dynamo_steps(micro_batches=True), *pipeline.split_passes(), StreamRows()]
     ),
+    on_a_rank: ["TakeShare"],
 }
 
 
@@ -238,6 +250,8 @@ def test_every_step_is_dumped_under_its_name(dumped):
         "forward_loop",
         "backward",
         "backward_loop",
+        "inference",
+        "rank",
     ]
     assert graphs["000_training"] == ["traced", *RUNS[trained]]
     assert graphs["001_training"] == ["traced", *RUNS[balanced]]

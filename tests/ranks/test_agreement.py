@@ -39,7 +39,7 @@ def threads_are_ranks(monkeypatch):
     monkeypatch.setattr(CompiledModel, "_bring_up", note)
 
 
-def note(step, given, lowered, seed):
+def note(step, given, lowered, seed, transport):
     step.noted = lowered, seed
 
 

@@ -167,12 +167,6 @@ def test_programs_that_a_mesh_cannot_divide_are_refused(monkeypatch):
             assert "try:  " in str(error)
 
 
-def test_a_model_on_a_mesh_is_refused_so_far():
-    with world(2):
-        step = compile_inference(Pipeline(), Options(replicas=2, mesh=mesh(2)))
-        refused("runs on one so far", lambda: step(torch.ones(2, 4)), CompileError)
-
-
 @pytest.mark.parametrize(
     ("given", "training"),
     [

@@ -18,6 +18,7 @@ from ipu_dynamo.program.ir.base_instruction import (
 )
 from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
 from ipu_dynamo.program.ir.collectives import Collective
+from ipu_dynamo.program.ir.rank_streams import ReceiveFromRank, SendToRank
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.ir.update_instructions import (
     AdjustLossScale,
@@ -381,5 +382,7 @@ Plain = (  # every instruction but a loop
     | JointUpdate
     | Update
     | AdjustLossScale
+    | SendToRank
+    | ReceiveFromRank
 )
 Instruction = Plain | Repeat

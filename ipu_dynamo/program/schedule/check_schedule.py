@@ -37,7 +37,7 @@ _Done = tuple[int, int]  # worker, and how many actions it has done then
 _ORDER = "sums and buffers need the order of micro-batches: let each wait for the one before"
 
 
-def check(schedule: "Schedule", program: Program, *, adds: bool) -> None:
+def check(schedule: "Schedule", program: Program, *, adds: bool, replicas: int) -> None:
     """See `Schedule.check`."""
     calls = calls_of_passes(sections(program).loop)
     own, theirs = schedule.passes, tuple(map(StagePass.of, calls))
@@ -49,7 +49,7 @@ def check(schedule: "Schedule", program: Program, *, adds: bool) -> None:
             f"the schedule is of another program: its pass {place} is {ours}, and not {other}",
             hint="start from the printed schedule of this program",
         )
-    follower = _Follower(schedule, program, calls, adds=adds)
+    follower = _Follower(schedule, program, calls, adds=adds, replicas=replicas)
     follower.follow()
     follower.check_ends()
     _check_stashes(schedule, program)
@@ -61,16 +61,23 @@ class _Follower:
     Args:
         calls: the program's passes as calls.
         adds: whether actions add gradients.
+        replicas: that the schedule plans.
     """
 
     def __init__(
-        self, schedule: "Schedule", program: Program, calls: Sequence[Call], *, adds: bool
+        self,
+        schedule: "Schedule",
+        program: Program,
+        calls: Sequence[Call],
+        *,
+        adds: bool,
+        replicas: int,
     ) -> None:
         count = len(schedule.workers)
         self._schedule, self._calls, self._adds = schedule, calls, adds
         self._needed, self._changing = dependencies(program), changing_passes(program)
         self._exchanges = exchanges_of_passes(sections(program).loop)
-        self._micro_batches, self._replicas = sections(program).micro_batches, program.replicas
+        self._micro_batches, self._replicas = sections(program).micro_batches, replicas
         self._maker: dict[str | None, int] = {}
         for index, call in enumerate(calls):
             self._maker |= dict.fromkeys(call.results, index)

@@ -4,7 +4,7 @@ Source: PopTorch user guide, "poptorch.PipelinedExecution"; `pipeline_clock.py` 
 pipeline.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise, product
 
@@ -38,10 +38,16 @@ from ipu_dynamo.program.schedule.stage_passes import (
     exchanges_of_passes,
 )
 from ipu_dynamo.program.schedule.transfers import with_transfers
+from ipu_dynamo.program.share import Share
 
 
 def schedule_of(
-    program: Program, *, micro_batches: int, replicas: int, workers: int | None
+    program: Program,
+    *,
+    micro_batches: int,
+    replicas: int,
+    workers: int | None,
+    share: Share | None = None,
 ) -> Schedule:
     """How a program's micro-batches run on this many workers.
 
@@ -50,6 +56,8 @@ def schedule_of(
         workers: as for `pipelined`. One worker runs micro-batch by micro-batch, and so does a
             program of several IPUs that is no pipeline. An IPU that is alone shares its
             micro-batches between the workers when they are `independent`.
+        share: plan for ranks, one of which has this share. Replicas are those of one row of ranks
+            if they exchange nothing within micro-batches, else all.
     """
     loop = sections(program).loop
     calls, exchanges = calls_of_passes(loop), exchanges_of_passes(loop)
@@ -57,6 +65,20 @@ def schedule_of(
         sequential, calls, micro_batches=micro_batches, replicas=replicas, exchanges=exchanges
     )
     alone = len({call.ipu for call in calls}) == 1
+    if share is not None and crosses(program, share):
+        rows = share.rows if exchanges else 1
+        several = program.order == "pipelined" or alone
+        plan = pipelined if several else sequential_on_ranks
+        worker_of = workers_of_ranks(
+            program.num_ipus, replicas, Share(rows, share.columns, 0, 0), workers if several else 1
+        )
+        return plan(
+            calls,
+            micro_batches=micro_batches,
+            replicas=replicas,
+            exchanges=exchanges,
+            worker_of=worker_of,
+        )
     if alone and replicas == 1 and workers is not None and independent(program):
         return spread(calls, micro_batches=micro_batches, workers=workers)
     if workers == 1 or (alone and replicas == 1):
@@ -100,6 +122,47 @@ def sequential(
             runs.append(RunPass(cycle, index, micro_batch, replica))
             cycle += 1
     return Schedule(tuple(map(StagePass.of, calls)), (tuple(runs),))
+
+
+def crosses(program: Program, share: Share) -> bool:
+    """Whether ranks send each other values within a micro-batch."""
+    exchanges = exchanges_of_passes(sections(program).loop)
+    return share.columns > 1 or (share.rows > 1 and bool(exchanges))
+
+
+def workers_of_ranks(
+    ipus: int, replicas: int, share: Share, workers: int | None
+) -> dict[tuple[int, int], int]:
+    """The worker of each replica and IPU: those of a worker are of one rank.
+
+    Args:
+        workers: of each rank, at most; None is one for each IPU of every replica.
+    """
+    worker_of: dict[tuple[int, int], int] = {}
+    first = 0
+    for rank in range(share.ranks):
+        of = share.of_rank(rank)
+        places = [*product(of.replicas(replicas), of.ipus(ipus))]
+        count = min(len(places), workers or len(places))
+        worker_of |= {place: first + index % count for index, place in enumerate(places)}
+        first += count
+    return worker_of
+
+
+def sequential_on_ranks(
+    calls: Sequence[Call],
+    *,
+    micro_batches: int,
+    replicas: int,
+    exchanges: Exchanges,
+    worker_of: Mapping[tuple[int, int], int],
+) -> Schedule:
+    """Each worker runs its calls of a micro-batch, then those of the next one."""
+    runs: list[list[RunPass]] = [[] for _ in range(max(worker_of.values()) + 1)]
+    whole = sequential(calls, micro_batches=micro_batches, replicas=replicas, exchanges=exchanges)
+    for run in whole.runs[0]:
+        runs[worker_of[run.replica, calls[run.index].ipu]].append(run)
+    return with_transfers(calls, runs, _waits(calls), _unbounded_readers(calls), exchanges)
 
 
 def independent(program: Program) -> bool:
@@ -173,6 +236,7 @@ def pipelined(
     replicas: int = 1,
     workers: int | None = None,
     exchanges: Exchanges = NO_EXCHANGES,
+    worker_of: Mapping[tuple[int, int], int] | None = None,
 ) -> Schedule:
     """The pipelined schedule of one step.
 
@@ -182,15 +246,19 @@ def pipelined(
         workers: at most so many; None is one for each IPU of every replica. IPUs of one worker
             take turns, and so do replicas.
         exchanges: what replicas exchange between calls.
+        worker_of: the worker of each replica and IPU; None: all places are dealt in turn.
     """
-    ipus = sorted({call.ipu for call in calls})
-    places = [(replica, ipu) for replica in range(replicas) for ipu in ipus]
-    count = min(len(places), workers or len(places))
-    worker_of = {place: index % count for index, place in enumerate(places)}
+    if worker_of is None:
+        ipus = sorted({call.ipu for call in calls})
+        places = [(replica, ipu) for replica in range(replicas) for ipu in ipus]
+        count = min(len(places), workers or len(places))
+        worker_of = {place: index % count for index, place in enumerate(places)}
+    count = max(worker_of.values()) + 1
     when, left = slots(calls), slots_left(calls)
     ends = [0] * count  # the cycle in which each worker has done what others may wait for
     for (_, ipu), worker in worker_of.items():
-        ends[worker] = max(ends[worker], micro_batches - 1 + max(when) - left[ipu])
+        if ipu in left:  # it computes anything
+            ends[worker] = max(ends[worker], micro_batches - 1 + max(when) - left[ipu])
     runs: list[list[RunPass]] = [[] for _ in range(count)]
     for replica in range(replicas):
         for micro_batch in range(micro_batches):
@@ -205,9 +273,7 @@ def pipelined(
         return run.cycle, calls[run.index].direction == "weights", run
 
     ordered = [sorted(of, key=turn) for of in runs]
-    training = any("backward" in call.direction for call in calls)
-    readers = () if training else _readers(calls)
-    return with_transfers(calls, ordered, _waits(calls), readers, exchanges)
+    return with_transfers(calls, ordered, _waits(calls), _unbounded_readers(calls), exchanges)
 
 
 def _waits(calls: Sequence[Call]) -> list[tuple[int, ...]]:
@@ -227,9 +293,11 @@ def _waits(calls: Sequence[Call]) -> list[tuple[int, ...]]:
     return waits
 
 
-def _readers(calls: Sequence[Call]) -> list[tuple[int, ...]]:
+def _unbounded_readers(calls: Sequence[Call]) -> list[tuple[int, ...]]:
     """For each call, the next one on another IPU. Without backward passes, nothing else keeps a
-    call from running ahead of its readers."""
+    call from running ahead of its readers. With them no call waits for readers."""
+    if any("backward" in call.direction for call in calls):
+        return []
     readers = []
     for index, call in enumerate(calls):
         later = [i for i, c in enumerate(calls[index:], index) if c.ipu != call.ipu]

@@ -1,11 +1,18 @@
 """Plan the actions of workers. A schedule is printed, parsed, drawn and checked before it runs."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ipu_dynamo.program import Program
-from ipu_dynamo.program.schedule.actions import Action, RunPass, Transfer
+from ipu_dynamo.program.schedule.actions import (
+    Action,
+    AddGradients,
+    ReceiveValues,
+    RunPass,
+    SendValues,
+    Transfer,
+)
 from ipu_dynamo.program.schedule.check_schedule import check
 from ipu_dynamo.program.schedule.drawing import draw
 from ipu_dynamo.program.schedule.schedule_text import LETTERS, read_schedule, write_schedule
@@ -81,12 +88,36 @@ class Schedule:
                     kept.remove(run.micro_batch)
         return peak
 
-    def check(self, program: Program, *, adds: bool = False) -> None:
+    def for_share(self, replicas: range, ipus: range, first: int) -> "Schedule":
+        """The workers of one rank. What they receive of other ranks is left as it is.
+
+        Args:
+            replicas, ipus: of the rank; replicas as the schedule numbers them.
+            first: number of the schedule's first replica in the program.
+        """
+        workers = []
+        for of, runs in zip(self.workers, self.runs, strict=True):
+            places = {(run.replica, self.passes[run.index].ipu) for run in runs}
+            if places and all(r in replicas and ipu in ipus for r, ipu in places):
+                workers.append(tuple(replace(a, replica=a.replica + first) for a in of))
+        used = dict.fromkeys(
+            a.transfer for of in workers for a in of if isinstance(a, SendValues | ReceiveValues)
+        )
+        numbers = {transfer: number for number, transfer in enumerate(sorted(used))}
+        renumbered = tuple(
+            tuple(a if isinstance(a, RunPass | AddGradients) else
+                  replace(a, transfer=numbers[a.transfer]) for a in of)
+            for of in workers or [()]
+        )  # fmt: skip
+        return Schedule(self.passes, renumbered, tuple(self.transfers[t] for t in sorted(used)))
+
+    def check(self, program: Program, *, adds: bool = False, replicas: int | None = None) -> None:
         """Follow the schedule without computing.
 
         Args:
             program: what it is a schedule of.
             adds: whether gradients are added by actions, and not by passes.
+            replicas: that it plans; None: all of the program.
 
         Raises:
             CompileError: the passes are not those of the program, a pass never runs or runs twice,
@@ -94,7 +125,7 @@ class Schedule:
                 received, a pass takes micro-batches out of order, a sum of gradients has another
                 order, or a stash is too shallow. Pass, stage and value are named.
         """
-        check(self, program, adds=adds)
+        check(self, program, adds=adds, replicas=replicas or program.replicas)
 
     def __str__(self) -> str:
         """Write a line for each pass, transfer and worker. `parse` reads them.

@@ -26,16 +26,24 @@ def timed(schedule: "Schedule") -> "Schedule":
 
     A pass takes a cycle for the forward pass, one for the gradients of inputs, and one for those
     of weights, as far as it computes them. It starts when its worker and what that has to receive
-    are ready. Sends and additions take no time.
+    are ready. Sends and additions take no time, nor do values of other ranks.
     """
     lengths = _lengths(schedule.passes)
     sent: dict[tuple[int, int, int], int] = {}
+    own = {
+        (action.transfer, action.micro_batch, action.replica)
+        for of in schedule.workers
+        for action in of
+        if isinstance(action, SendValues)
+    }
     placed: list[list[Action]] = [[] for _ in schedule.workers]
     ends = [0] * len(placed)
 
     def place(worker: int, action: Action) -> bool:
         match action:
             case ReceiveValues(number, micro_batch, replica):
+                if (number, micro_batch, replica) not in own:
+                    sent[number, micro_batch, replica] = 0
                 if (number, micro_batch, replica) not in sent:
                     return False
                 ends[worker] = max(ends[worker], sent[number, micro_batch, replica])

@@ -86,10 +86,13 @@ class WeightExchange(CompiledState):
         """Copy parameters and buffers, or those with the given names, from the program to the
         tensors that the model had when it was compiled.
 
+        On a mesh with a dimension `ipu` the ranks of a row call this together.
+
         Raises:
             UpdateError: an update failed, and they have not been written since.
         """
         self.executable.check_update()
+        self.executable.read_row(self._pairs(names).keys())
         with KeptGradMode(), unrecorded():  # Python may free an executor within a trace
             for ours, theirs in self._pairs(names).values():
                 if theirs.data_ptr() != ours.data_ptr():
@@ -117,11 +120,15 @@ class WeightExchange(CompiledState):
     def read_optimizer_state(self) -> None:
         """Write the optimiser's state on the IPUs into the torch optimiser, for a checkpoint.
 
+        On a mesh with a dimension `ipu` the ranks of a row call this together.
+
         Raises:
             UpdateError: an update failed, and it has not been written since.
         """
         link, (compiled, executable) = self._training(), self._ready()
         executable.check_update()
+        kinds = {v.name: v.kind for v in compiled.program.variables}
+        executable.read_row([n for n, kind in kinds.items() if kind in ("state", "loss_scale")])
         link.read_state(compiled.program, executable)
 
     def write_optimizer_state(self) -> None:

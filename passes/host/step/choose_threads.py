@@ -15,17 +15,24 @@ from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import Decision, HostProgram
 from ipu_dynamo.program.schedule.planning import is_spread
 from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.program.share import Share
 
 
 class ChooseThreads(Pass):
-    """The pass. `several_at_once`: stages of several IPUs run at the same time."""
+    """The pass.
+
+    Args:
+        several_at_once: stages of several IPUs run at the same time.
+        share: of a rank. All ranks have the number of the first one, so that it changes no sum.
+    """
 
     level = "host"
 
     several_at_once: bool
+    share: Share | None = None
 
     def __call__(self, host: HostProgram) -> HostProgram | bool:
-        choice = plan(host, several_at_once=self.several_at_once)
+        choice = plan(host, several_at_once=self.several_at_once, share=self.share)
         if choice is None:
             return False
         threads, reason = choice
@@ -33,10 +40,13 @@ class ChooseThreads(Pass):
         return replace(host, threads=threads).deciding(decision)
 
 
-def plan(host: HostProgram, *, several_at_once: bool) -> tuple[int, str] | None:
+def plan(
+    host: HostProgram, *, several_at_once: bool, share: Share | None = None
+) -> tuple[int, str] | None:
     """Return an operator's number of threads with the reason; None: all that PyTorch has."""
     program, available = host.inlined, torch.get_num_threads()
-    places = program.num_ipus * program.replicas
+    first = Share(1, 1, 0, 0) if share is None else share.of_rank(0)
+    places = len(first.ipus(program.num_ipus)) * len(first.replicas(program.replicas))
     if host.deferred is not None:
         return 1, "micro-batches run side by side"
     if is_spread(program):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import InputError
-from ipu_dynamo.program import Input, Output, Program
+from ipu_dynamo.program import Input, Output, Program, TensorType
 from ipu_dynamo.program.schedule.sections import sections
 
 _ALIGNED = 64  # bytes: alignment of tensors by PyTorch's allocator
@@ -170,6 +170,14 @@ def join(output: Output, values: Sequence[Tensor], batching: Batching) -> Tensor
     if len(values) == 1:
         return values[0].contiguous()
     return torch.stack(list(values)) if values[0].dim() == 0 else torch.cat(list(values))
+
+
+def joined_type(output: Output, batching: Batching) -> TensorType:
+    """The type of the returned tensor."""
+    count = sum(k for row in batching.kept(output) for k in row) * batching.replicas
+    type_ = output.type
+    values = [torch.empty(type_.shape, dtype=type_.dtype, device="meta")] * count
+    return TensorType.of(join(output, values, batching))
 
 
 def _total(values: Sequence[Tensor]) -> Tensor:

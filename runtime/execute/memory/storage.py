@@ -24,8 +24,9 @@ class Storage:
     elsewhere: `Commit.current` finds them, and `Commit.settle` writes them to stored tensors.
 
     Args:
-        tensors: the stored one of every variable; with a leading dimension over groups of
-            replicas, where it has those.
+        program: with the variables that are here.
+        tensors: the stored one of every variable, also of those of other ranks; with a leading
+            dimension over groups of replicas, where it has those.
         registers: of the program's values.
         replicas: those that run here.
 
@@ -44,7 +45,7 @@ class Storage:
         replicas: OwnReplicas,
     ) -> None:
         self._program, self.registers, self._replicas = program, registers, replicas
-        self._stored_tensors = {v.name: tensors[v.name].detach() for v in program.variables}
+        self._stored_tensors = {name: tensor.detach() for name, tensor in tensors.items()}
         self._unshared = [
             variable.name
             for variable in program.variables
@@ -86,8 +87,10 @@ class Storage:
     def of_replicas(self) -> dict[str, list[Tensor]]:
         """For every variable, its tensor on each replica."""
         return {
-            name: [self.tensor(name, replica) for replica in self._replicas.places]
-            for name in self._stored_tensors
+            variable.name: [
+                self.tensor(variable.name, replica) for replica in self._replicas.places
+            ]
+            for variable in self._program.variables
         }
 
     def check(self, values: Values) -> None:

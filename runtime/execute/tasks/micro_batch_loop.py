@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.ops.private.native import foreach_add_
-from ipu_dynamo.program import Collective, Program, Receive
+from ipu_dynamo.program import Collective, Program, Receive, ReceiveFromRank, SendToRank
 from ipu_dynamo.program.deferred import Deferred
 from ipu_dynamo.program.schedule.actions import AddGradients, RunPass
 from ipu_dynamo.program.schedule.schedule import Schedule
@@ -25,6 +25,7 @@ from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import (
     bind_passes,
     failure_of,
 )
+from ipu_dynamo.runtime.execute.tasks.rank_streams import RankStreams
 from ipu_dynamo.runtime.execute.tasks.replica_exchange import ReplicaExchange
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding
 from ipu_dynamo.runtime.execute.tasks.workers import Reports, Workers
@@ -43,6 +44,7 @@ class MicroBatchLoop:
         devices: of the IPUs.
         memory: where stored values go.
         deferred: set if calls return gradients, which are added in the order of micro-batches.
+        streams: from and to other ranks; None: no value crosses.
 
     Attributes:
         binding: registers and callables of the instructions.
@@ -61,6 +63,7 @@ class MicroBatchLoop:
         devices: Sequence[torch.device],
         memory: StreamingMemory,
         deferred: Deferred | None,
+        streams: RankStreams | None,
     ) -> None:
         cut, registers = sections(program), storage.registers
         stay = [v.name for v in program.variables]
@@ -76,7 +79,7 @@ class MicroBatchLoop:
             registers,
             {registers[name] for name in stay},
             stages,
-            failure_of(program),
+            failure_of(program, replicas),
             received={result: place for place, result in enumerate(receives)},
             sent={o.name: (i, drops[i]) for i, o in enumerate(program.outputs)},
             devices=devices,
@@ -87,12 +90,30 @@ class MicroBatchLoop:
                 for i in cut.loop
                 if isinstance(i, Collective)
             },
+            posts={
+                i.wire: streams.post_of(i)
+                for i in cut.loop
+                if streams is not None and isinstance(i, SendToRank)
+            },
+            takes={
+                i.wire: streams.take_of(i)
+                for i in cut.loop
+                if streams is not None and isinstance(i, ReceiveFromRank)
+            },
         )
         self.binding = binding
-        self._tasks = bind_passes(binding)
+        ipus = {call.ipu for call in program.calls}
+        own = [index for index, of in enumerate(schedule.passes) if of.ipu in ipus]
+        self._tasks = dict(zip(own, bind_passes(binding), strict=bool(own)))
+        self._first = own[0] if own else 0
         self._storage, self._replicas = storage, len(replicas.own)
+        self._first_replica = replicas.own.start
         self._width = cut.micro_batches * self._replicas
-        self._threads, self._schedule, self._workers = threads, schedule, Workers(schedule)
+        self._threads, self._schedule, self._workers = (
+            threads,
+            schedule,
+            Workers(schedule, streams if streams is not None and streams.in_loop else None),
+        )
         self._last = None if deferred is not None else _last_of_all(schedule)
         self._ends = {of.ipu: index for index, of in enumerate(schedule.passes)}.values()
         self._trains = program.kind == "training"
@@ -106,16 +127,18 @@ class MicroBatchLoop:
         tasks, gradients = self._tasks, self._gradients
         taken, left, ended = observer.received, observer.sent, observer.task_ended
         observed, passes, ends = observer is not NOBODY, self._schedule.passes, self._ends
+        first, first_replica = self._first, self._first_replica
         in_flight: list[list[Any]] = [[]] * width  # registers of the micro-batches
         for exchange in self.binding.exchanges.values():
             exchange.clear()
 
         def work(worker: int, run: RunPass) -> None:
             start = perf_counter() if observed else 0.0
-            place = run.micro_batch * replicas + run.replica
+            replica = run.replica - first_replica
+            place = run.micro_batch * replicas + replica
             position = step * width + place
-            if run.index == 0:
-                in_flight[place] = frames[run.replica].copy()
+            if run.index == first:
+                in_flight[place] = frames[replica].copy()
                 if taken is not None:
                     taken(position, (start, perf_counter()))
             tasks[run.index](in_flight[place], position, received, sent)
@@ -136,7 +159,7 @@ class MicroBatchLoop:
 
         reports = None
         if observer.iteration_ended is not None and not self._trains:
-            reports = Reports(partial(observer.iteration_ended, streams), len(passes) * replicas)
+            reports = Reports(partial(observer.iteration_ended, streams), len(tasks) * replicas)
         try:
             with intra_op_threads(self._threads):
                 self._workers.run(

@@ -7,6 +7,7 @@ from ipu_dynamo.program import HostProgram, Plain, Program
 from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import instructions_of_passes
+from ipu_dynamo.program.share import OwnReplicas
 from ipu_dynamo.runtime.engines.stage import Stage
 from ipu_dynamo.runtime.engines.stage_key import keyed
 from ipu_dynamo.runtime.execute.error_attribution import explain
@@ -28,16 +29,25 @@ def stages_of(
     return dict(zip(recipes, zip(recipes.values(), stages, strict=True), strict=True))
 
 
-def failure_of(program: Program) -> Failed:
-    """Return the error for a call that fails: it names operator, stage and source line."""
-    calls = program.calls
+def failure_of(program: Program, replicas: OwnReplicas | None = None) -> Failed:
+    """Return the error for a call that fails: it names operator, stage and source line.
+
+    Its micro-batch is numbered in the program, whose replicas may be those of several ranks.
+
+    Args:
+        replicas: those that run here; None: all.
+    """
+    replicas = replicas or OwnReplicas.all(program.replicas)
+    calls, count, first = program.calls, len(replicas.own), replicas.own.start
     functions = {function.name: function for function in program.functions}
 
     def failed(
         number: int, error: Exception, arguments: Sequence[Any] | None, micro_batch: int
     ) -> Exception:
         call = calls[number]
-        return explain(error, call, functions[call.function], arguments, micro_batch)
+        step, replica = divmod(micro_batch, count)
+        number_in_all = step * replicas.count + first + replica
+        return explain(error, call, functions[call.function], arguments, number_in_all)
 
     return failed
 

@@ -30,7 +30,9 @@ from ipu_dynamo.program import (
     Plain,
     Program,
     Receive,
+    ReceiveFromRank,
     Send,
+    SendToRank,
     Store,
 )
 from ipu_dynamo.program.recipe import FunctionRecipe
@@ -76,6 +78,7 @@ class Binding:
         devices: of the IPUs; none: they share one.
         replicas: how many run here.
         exchanges: of each collective, by its result.
+        posts, takes: of each stream to and from another rank, by its wire; see `RankStreams`.
     """
 
     program: Program
@@ -89,6 +92,8 @@ class Binding:
     replicas: int = 1
     memory: StreamingMemory = field(default_factory=StreamingMemory)
     exchanges: Mapping[str, ReplicaExchange] = field(default_factory=dict)
+    posts: Mapping[int, Callable[[int, torch.Tensor], None]] = field(default_factory=dict)
+    takes: Mapping[int, Callable[[int], torch.Tensor]] = field(default_factory=dict)
 
     def bound(self, instructions: Sequence[Plain]) -> list[Bound]:
         """Bind instructions to their registers; a call reads the values fetched for it."""
@@ -219,6 +224,14 @@ class TaskWriter:
                 taken = f"r[{target}] = {self._exchange(name)}.take(k)"
                 lines = [taken, f"memory.exchange({instruction.nbytes})"]
                 text = f"r{target} = {kind} r{source} of {members} replicas"
+            case SendToRank(wire=wire):
+                self.names[f"post{wire}"] = self._binding.posts[wire]
+                lines = [f"post{wire}(k, r[{source}])"]
+                text = f"send wire {wire} = r{source}"
+            case ReceiveFromRank(wire=wire):
+                self.names[f"take{wire}"] = self._binding.takes[wire]
+                lines = [f"r[{target}] = take{wire}(k)"]
+                text = f"r{target} = receive wire {wire}"
             case AllGather(value=name):
                 lines = [f"memory.gather(r[{target}], {self._shards(name)})"]
                 text = f"gather r{target}"

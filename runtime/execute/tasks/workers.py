@@ -5,7 +5,7 @@ leaves no thread, whenever it comes.
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any
@@ -22,6 +22,7 @@ from ipu_dynamo.program.schedule.actions import (
 )
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.runtime.changes import Changes
+from ipu_dynamo.runtime.execute.tasks.rank_streams import Awaited, RankStreams
 from ipu_dynamo.tune.intra_op import set_intra_op_threads
 
 Work = Callable[[int, RunPass], None]  # a worker runs a pass
@@ -85,36 +86,52 @@ class _Step:
     Args:
         needed: the messages that it waits for, by number.
         sent: the messages that are there as soon as it is done.
+        awaited: the messages of other ranks that it waits for.
+        handed: the sends that tell other ranks something.
     """
 
     needed: frozenset[int]
     action: RunPass | AddGradients | None
     sent: tuple[int, ...]
+    awaited: tuple[Awaited, ...] = ()
+    handed: tuple[SendValues, ...] = ()
 
 
-def _steps(actions: Sequence[Action], numbers: dict[tuple[int, int, int], int]) -> list[_Step]:
+def _steps(
+    actions: Sequence[Action],
+    numbers: dict[tuple[int, int, int], int],
+    streams: RankStreams | None = None,
+) -> list[_Step]:
     """A worker's actions as steps.
 
     Args:
         numbers: of messages, by transfer and place. New ones are added.
+        streams: from and to other ranks.
     """
     steps: list[_Step] = []
     needed: set[int] = set()
     own: RunPass | AddGradients | None = None
     sent: list[int] = []
+    awaited: list[Awaited] = []
+    handed: list[SendValues] = []
     for action in (*actions, None):
         if not isinstance(action, SendValues) and (own or sent or action is None):
-            steps.append(_Step(frozenset(needed), own, tuple(sent)))
-            needed, own, sent = set(), None, []
+            ranks = tuple(awaited), tuple(handed)
+            steps.append(_Step(frozenset(needed), own, tuple(sent), *ranks))
+            needed, own, sent, awaited, handed = set(), None, [], [], []
         match action:
             case RunPass() | AddGradients():
                 own = action
+            case ReceiveValues() if streams is not None and (of := streams.awaited(action)):
+                awaited += of
             case ReceiveValues(transfer=transfer):
                 message = transfer, action.micro_batch, action.replica
                 needed.add(numbers.setdefault(message, len(numbers)))
             case SendValues(transfer=transfer):
                 message = transfer, action.micro_batch, action.replica
                 sent.append(numbers.setdefault(message, len(numbers)))
+                if streams is not None:
+                    handed.append(action)
     return steps
 
 
@@ -126,19 +143,37 @@ class _Progress:
     """
 
     reports: Reports | None = None
+    streams: RankStreams | None = None
     sent: set[int] = field(default_factory=set)
     changes: Changes = field(default_factory=Changes)
     error: BaseException | None = None
     threads: list[threading.Thread] = field(default_factory=list)  # whose start was tried
     ended: set[threading.Thread] = field(default_factory=set)  # after their last step
 
-    def wait(self, needed: Set[int], reports: Reports | None = None) -> bool:
-        """Wait until the messages `needed` are there; False: give up.
+    def has(self, step: _Step) -> bool:
+        """Whether the messages that a step waits for are there."""
+        if step.awaited:
+            assert self.streams is not None
+            if not self.streams.have_arrived(step.awaited):
+                return False
+        return step.needed <= self.sent
+
+    def wait(self, step: _Step, reports: Reports | None = None) -> bool:
+        """Wait until the messages that a step waits for are there; False: give up.
 
         Args:
             reports: those that this thread makes meanwhile.
         """
-        return self._until(lambda: needed <= self.sent, reports)
+        return self._until(lambda: self.has(step), reports)
+
+    def look(self) -> None:
+        """Let all look who wait, after another rank's message or an error of the transport."""
+
+        def note() -> None:
+            assert self.streams is not None
+            self.error = self.error or self.streams.error
+
+        self.changes.make(note)
 
     def tell_all(self, micro_batches: int, reports: Reports) -> None:
         """Report all micro-batches, as they become complete."""
@@ -241,13 +276,15 @@ class Workers:
 
     Args:
         schedule: a checked one. In an unchecked one a worker may wait for ever.
+        streams: from and to other ranks; None: there are none.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, streams: RankStreams | None = None) -> None:
         numbers: dict[tuple[int, int, int], int] = {}
-        several = len(schedule.workers) > 1
-        self._alone = () if several else schedule.workers[0]
-        self._steps = [_steps(actions, numbers) for actions in schedule.workers if several]
+        waits = len(schedule.workers) > 1 or streams is not None
+        self._streams = streams
+        self._alone = () if waits else schedule.workers[0]
+        self._steps = [_steps(actions, numbers, streams) for actions in schedule.workers if waits]
         runs = (run for of in schedule.runs for run in of)
         self._micro_batches = len({run.micro_batch for run in runs})
 
@@ -280,7 +317,10 @@ class Workers:
                     reports.note(action)
                     reports.tell()
             return
-        progress = _Progress(reports)
+        progress = _Progress(reports, self._streams)
+        if self._streams is not None:
+            self._streams.follow(progress.look)
+            progress.look()
         arguments = (self._steps, do, progress)
         try:
             calls_from = _caller(threads_each)
@@ -360,11 +400,17 @@ def _run_worker(index: int, steps: list[list[_Step]], do: _Do, progress: _Progre
     reports = all_reports if index == 0 else None  # of the calling thread
     for step in steps[index]:
         has_reports = reports is not None and reports.waiting
-        ready = progress.error is None and step.needed <= progress.sent
-        if (has_reports or not ready) and not progress.wait(step.needed, reports):
+        ready = progress.error is None and progress.has(step)
+        if (has_reports or not ready) and not progress.wait(step, reports):
             return
+        if step.awaited:
+            assert progress.streams is not None
+            progress.streams.take_empty(step.awaited)
         action = step.action
         if action is not None:
             do[type(action)](index, action)
+        for send in step.handed:
+            assert progress.streams is not None
+            progress.streams.hand_over(send)
         if step.sent or all_reports is not None:
             progress.finish(step)

@@ -22,8 +22,10 @@ from ipu_dynamo.program import (
     Load,
     Plain,
     Receive,
+    ReceiveFromRank,
     ReduceScatter,
     Send,
+    SendToRank,
     Store,
     TensorType,
     Update,
@@ -61,6 +63,8 @@ EXAMPLES = (
         loss_scale="scale", clip=".factor", function="f", numbers=((".lr",),),
     ),
     AdjustLossScale("scale", ("counter",), 8, 0.5, 1.0, 64.0, 1, 2, "steps", "so_far"),
+    SendToRank(3, "h", FOUR, 0, 1, True, "line"),
+    ReceiveFromRank(3, "h..on1", FOUR, 1, 0, True, "line"),
 )  # fmt: skip
 
 

@@ -66,7 +66,7 @@ def executable(kind):
 def test_a_schedule_is_checked_once_before_several_workers_follow_it(kind, workers, monkeypatch):
     checked = []
 
-    def note(schedule, program, *, adds=False):
+    def note(schedule, program, *, adds=False, replicas=None):
         checked.append((schedule, adds))
 
     monkeypatch.setattr(Schedule, "check", note)

@@ -10,6 +10,7 @@ from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
 from ipu_dynamo.program.ir.collectives import Collective
 from ipu_dynamo.program.ir.function import Function
 from ipu_dynamo.program.ir.instructions import AllGather, AllReduce, Call, ReduceScatter
+from ipu_dynamo.program.ir.rank_streams import ReceiveFromRank, SendToRank
 from ipu_dynamo.program.ir.update_instructions import (
     JointUpdate,
     Update,
@@ -137,6 +138,10 @@ def _scalar(instruction: GradientNorm | ClipFactor) -> None:
         raise ValueError(f"%{instruction.result} is {instruction.type}, no number")
 
 
+def _of_rank(_: SendToRank | ReceiveFromRank, __: Scope) -> None:
+    raise ValueError("this stands in the share of a rank alone, in place of a copy")
+
+
 def _number(what: str, actual: int, expected: int) -> None:
     if actual != expected:
         raise ValueError(f"{actual} {what} stand where {expected} are expected")
@@ -155,4 +160,6 @@ _CONDITIONS: dict[type, Callable[[Any, Scope], None]] = {
     UpdatePart: lambda i, scope: check_part(i, scope.has, scope.update_functions),
     JointUpdate: lambda i, scope: check_joint(i, scope.has, scope.update_functions),
     Update: lambda i, scope: check_update(i, scope.has, scope.updated, scope.update_functions),
+    SendToRank: _of_rank,
+    ReceiveFromRank: _of_rank,
 }

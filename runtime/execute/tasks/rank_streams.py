@@ -1,0 +1,236 @@
+"""Run the streams between ranks: the messages of a step from and to the other ranks of a row."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from ipu_dynamo.program import Copy, HostProgram, ReceiveFromRank, SendToRank, TensorType
+from ipu_dynamo.program.schedule.actions import ReceiveValues, SendValues
+from ipu_dynamo.program.schedule.schedule import Schedule
+from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.runtime.ranks.transport import Transport
+from ipu_dynamo.runtime.ranks.wires import Wires
+
+Key = tuple[int, int, int]  # another rank, a wire, and the place of a replica in its rank
+_NUMBERS: WeakKeyDictionary[Transport, int] = WeakKeyDictionary()  # executables so far
+
+
+class Awaited(NamedTuple):
+    """The message of this number, from 1, on a wire."""
+
+    key: Key
+    number: int
+    is_empty: bool
+
+
+class RankStreams:
+    """The messages of each step of an executable.
+
+    Each wire has a message for a micro-batch, or for a step if it is outside of the loop. Where a
+    worker only waits for one of another rank, an empty message stands for that.
+
+    Invariant: between steps no message is under way, except after an error of the transport.
+
+    Args:
+        host: with a share.
+        schedule: of the rank.
+    """
+
+    def __init__(self, host: HostProgram, schedule: Schedule, transport: Transport) -> None:
+        assert host.share is not None
+        self.transport, self._share, self._replicas = transport, host.share, host.replicas
+        self._ipus, self._own = host.program.num_ipus, host.share.ipus(host.program.num_ipus)
+        self._schedule = schedule
+        number = _NUMBERS[transport] = _NUMBERS.get(transport, 0) + 1
+        self._wires = Wires(transport, number)
+        cut, local = sections(host.inlined), sections(host.runs)
+        self._micro_batches, self._first_order = cut.micro_batches, len(cut.all)
+        copied = {i.result for i in cut.loop if isinstance(i, Copy)}
+        # of each transfer; the rank of an IPU receives values of the host itself
+        self._values = [copied.intersection(each.values) for each in schedule.transfers]
+        self._incoming: dict[Key, tuple[int, TensorType | None]] = {}  # within the loop
+        self._outgoing: dict[Key, tuple[int, TensorType | None]] = {}
+        self._received: dict[str, ReceiveFromRank] = {}  # by name
+        for instruction in local.loop:
+            if isinstance(instruction, SendToRank):
+                for key in self._keys(instruction):
+                    self._outgoing[key] = cut.micro_batches, instruction.type
+            elif isinstance(instruction, ReceiveFromRank):
+                self._received[instruction.result] = instruction
+                for key in self._keys(instruction):
+                    self._incoming[key] = cut.micro_batches, instruction.type
+        self._awaited = self._plan_waits()
+
+    def _plan_waits(self) -> dict[ReceiveValues, tuple["Awaited", ...]]:
+        """For each receive of another rank, the wires and how many of their messages it needs."""
+        actions = [action for of in self._schedule.workers for action in of]
+        sent = {
+            (a.transfer, a.micro_batch, a.replica) for a in actions if isinstance(a, SendValues)
+        }
+        theirs = defaultdict[tuple[int, int], set[int]](set)  # micro-batches, by transfer, replica
+        for action in actions:
+            message = action.micro_batch, action.replica
+            if isinstance(action, ReceiveValues) and (action.transfer, *message) not in sent:
+                theirs[action.transfer, action.replica].add(action.micro_batch)
+            elif isinstance(action, SendValues) and (key := self._order_key(action)):
+                count, _ = self._outgoing.get(key, (0, None))
+                self._outgoing[key] = count + 1, None
+        awaited = {}
+        for (number, replica), micro_batches in theirs.items():
+            transfer = self._schedule.transfers[number]
+            place = replica - self._replicas.own.start
+            if self._values[number]:
+                received = [self._received[name] for name in self._values[number]]
+                keys = [(self._rank(i.origin), i.wire, place) for i in received]
+            else:
+                source = self._schedule.passes[transfer.source].ipu
+                keys = [(self._rank(source), self._order_wire(number), place)]
+                self._incoming[keys[0]] = len(micro_batches), None
+            for count, micro_batch in enumerate(sorted(micro_batches), 1):
+                action = ReceiveValues(number, micro_batch, replica)
+                empty = not self._values[number]
+                awaited[action] = tuple(Awaited(key, count, empty) for key in keys)
+        return awaited
+
+    def _rank(self, ipu: int) -> int:
+        """The rank of an IPU in this row."""
+        first, count = self._replicas.own.start, self._replicas.count
+        return self._share.rank_of(first, ipu, count, self._ipus)
+
+    def _keys(self, stream: SendToRank | ReceiveFromRank) -> list[Key]:
+        """A key for each message of a stream at one time."""
+        rank = self._rank(stream.to if isinstance(stream, SendToRank) else stream.origin)
+        places = self._replicas.places if stream.each else range(1)
+        return [(rank, stream.wire, place) for place in places]
+
+    def _order_wire(self, transfer: int) -> int:
+        """The number of the wire of a transfer without values: behind those of copies."""
+        of = self._schedule.transfers[transfer]
+        return self._first_order + of.source * len(self._schedule.passes) + of.target
+
+    def _order_key(self, action: SendValues) -> Key | None:
+        """The wire on which an action sends an empty message to another rank, if it does."""
+        transfer = self._schedule.transfers[action.transfer]
+        ipu = self._schedule.passes[transfer.target].ipu
+        if self._values[action.transfer] or ipu in self._own:
+            return None
+        place = action.replica - self._replicas.own.start
+        return self._rank(ipu), self._order_wire(action.transfer), place
+
+    @property
+    def in_loop(self) -> bool:
+        """Whether a micro-batch sends or receives anything."""
+        return bool(self._incoming or self._outgoing)
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error of the transport, if there is one."""
+        return self._wires.error
+
+    def begin(self, once: Iterable[SendToRank | ReceiveFromRank]) -> None:
+        """Begin to receive the messages of a step.
+
+        Args:
+            once: the streams outside of the loop.
+        """
+        incoming, outgoing = dict(self._incoming), dict(self._outgoing)
+        for stream in once:
+            ends = outgoing if isinstance(stream, SendToRank) else incoming
+            ends |= dict.fromkeys(self._keys(stream), (1, stream.type))
+        for key, (count, type_) in outgoing.items():
+            self._wires.promise(*key, count, type_)
+        for key, (count, type_) in incoming.items():
+            self._wires.expect(*key, count, type_)
+
+    def end(self) -> None:
+        """Wait until all messages of a step are complete."""
+        self._wires.complete()
+
+    def drain(self) -> None:
+        """Send zeros in place of what the step still owes, and drop what comes."""
+        self._wires.drain()
+
+    def send(self, stream: SendToRank, values: Sequence[Tensor]) -> None:
+        """Send values outside of the loop, one for each message of the stream."""
+        for key, value in zip(self._keys(stream), values, strict=True):
+            self._wires.post(*key, value)
+
+    def receive(self, stream: ReceiveFromRank) -> list[Tensor]:
+        """Wait for values outside of the loop."""
+        keys = self._keys(stream)
+        for key in keys:
+            self._wires.wait(*key)
+        return [self._take(key) for key in keys]
+
+    def post_of(self, stream: SendToRank) -> Callable[[int, Tensor], None]:
+        """What sends the value of a micro-batch, given its place and the value."""
+        keys, count = self._keys(stream), len(self._replicas.own)
+
+        def post(place: int, value: Tensor) -> None:
+            self._wires.post(*keys[place % count], value)
+
+        return post
+
+    def take_of(self, stream: ReceiveFromRank) -> Callable[[int], Tensor]:
+        """What takes the value of a micro-batch, which is there, given its place."""
+        keys, count = self._keys(stream), len(self._replicas.own)
+        return lambda place: self._take(keys[place % count])
+
+    def _take(self, key: Key) -> Tensor:
+        value = self._wires.take(*key)
+        assert value is not None, "a message of a stream has a value"
+        return value
+
+    def awaited(self, action: ReceiveValues) -> tuple["Awaited", ...]:
+        """The messages of other ranks that an action waits for."""
+        return self._awaited.get(action, ())
+
+    def have_arrived(self, awaited: Sequence["Awaited"]) -> bool:
+        """Whether messages are there."""
+        return all(self._wires.arrived(*each.key) >= each.number for each in awaited)
+
+    def take_empty(self, awaited: Sequence["Awaited"]) -> None:
+        """Take the messages without a value, which nothing else takes."""
+        for each in awaited:
+            if each.is_empty:
+                self._wires.take(*each.key)
+
+    def hand_over(self, action: SendValues) -> None:
+        """Tell another rank that it need not wait, if it only waits for this action."""
+        if key := self._order_key(action):
+            self._wires.post(*key, None)
+
+    def give_row(
+        self, own: Mapping[str, Tensor], all_of: Sequence[tuple[str, int, TensorType]]
+    ) -> dict[str, Tensor]:
+        """Give every rank of the row what one of them has, between steps.
+
+        Args:
+            own: what is here, by name.
+            all_of: of all that any rank has, the name, the IPU and the type.
+        """
+        first = self._first_order + len(self._schedule.passes) ** 2
+        others = [rank for rank in self._share.of_row if rank != self._share.rank]
+        awaited: dict[str, Key] = {}
+        for wire, (name, ipu, type_) in enumerate(all_of, first):
+            if name in own:
+                for rank in others:
+                    self._wires.post(rank, wire, 0, own[name])
+            else:
+                awaited[name] = key = self._rank(ipu), wire, 0
+                self._wires.expect(*key, 1, type_)
+        got = dict(own)
+        for name, key in awaited.items():
+            self._wires.wait(*key)
+            value = self._wires.take(*key)
+            assert value is not None
+            got[name] = value
+        self._wires.complete()
+        return {name: got[name] for name, _, _ in all_of}
+
+    def follow(self, changed: Callable[[], None]) -> None:
+        """Call this after each arrival and each error."""
+        self._wires.changed = changed

@@ -1,0 +1,202 @@
+"""Check that a program on the ranks of any mesh has the bits of one process.
+
+Ranks are threads of this process, with messages in memory.
+"""
+
+import copy
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from threading import Lock
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
+
+from ipu_dynamo import (
+    ClipGlobalNorm,
+    ClipGradNorm,
+    ClipGradValue,
+    Options,
+    compile_inference,
+    compile_training,
+)
+from ipu_dynamo.program import Output
+from ipu_dynamo.program.share import Share
+from ipu_dynamo.testing import options_for, placements_of, recipes
+from ipu_dynamo.testing.batchings import micro_batches
+from ipu_dynamo.testing.compare import assert_same_bits
+from ipu_dynamo.testing.placements import BlockPlacement
+from ipu_dynamo.testing.rank_threads import run_ranks, transport_here
+from ipu_dynamo.testing.recipe import Recipe
+from ipu_dynamo.tune.intra_op import intra_op_threads
+from ipu_dynamo.whole_step import ranks
+
+MAKING = Lock()  # torch's generator is one for all threads
+CALLS = 2
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+def radam(parameters):
+    return torch.optim.RAdam(parameters, lr=0.01)  # traced: its sixth step is another one
+
+
+OPTIMIZERS = (sgd, adamw, radam)
+CLIPS = (None, ClipGlobalNorm(0.1), ClipGradNorm(0.05), ClipGradNorm(0.1, 1.0), ClipGradValue(0.01))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model on a mesh of `rows` x `columns` ranks."""
+
+    recipe: Recipe
+    placement: BlockPlacement
+    options: Options
+    rows: int
+    columns: int
+    training: bool
+    optimizer: object = sgd
+    clip: object = None
+
+    def run(self, share: Share | None = None) -> dict:
+        """What calls return and leave behind: in one process, or on a rank."""
+        with MAKING:
+            model = self.placement.place(self.recipe.build())
+            rows = micro_batches(self.options, training=self.training)
+            data = [self.recipe.data(rows, seed=call) for call in range(CALLS)]
+        if share is not None:
+            data = pytree.tree_map_only(torch.Tensor, lambda x: self.own(x, share), data)
+        if self.training:
+            optimizer = self.optimizer(model.parameters())
+            program = compile_training(model, optimizer, self.options, clip=self.clip)
+        else:
+            program = compile_inference(model, self.options)
+        given = copy.deepcopy(data)
+        returned = [program(*arguments) for arguments in given]
+        program.read_weights()
+        tensors = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        if self.training:
+            program.read_optimizer_state()
+            tensors |= {f"state {i}": s for i, s in enumerate(optimizer.state.values())}
+        return {"program": program, "returned": returned, "given": given, "tensors": tensors}
+
+    def own(self, tensor: torch.Tensor, share: Share) -> torch.Tensor:
+        return ranks.rows_of_share(tensor, self.options, share, training=self.training)
+
+
+@st.composite
+def cases(draw, *, max_rows=4, max_columns=3):
+    training = draw(st.booleans())
+    recipe = draw(recipes(random=True, training=training, max_steps=4))
+    kinds = ["sharded"] if recipe.shares_buffers else ["pipelined", "sharded"]
+    placement = draw(placements_of(recipe.build().names, kinds=kinds))
+    options = draw(
+        options_for(
+            training=training,
+            placement=placement,
+            max_replicas=8,
+            max_accumulation=3,
+            max_iterations=2,
+        )
+    )
+    divisors = [n for n in range(1, max_rows + 1) if options.replicas % n == 0]
+    ipus = 1 + max((block.ipu or 0 for block in placement.blocks), default=0)
+    rows = draw(st.sampled_from(divisors))
+    columns = draw(st.integers(1, min(max_columns, ipus)))
+    assume(rows * columns > 1)
+    groups = options.input_replica_groups
+    assume(groups.are_whole(options.replicas, options.replicas // rows))
+    options = replace(
+        options,
+        seed=draw(st.integers(0, 99)),
+        workers=draw(st.sampled_from([None, 1, 2])),
+        recompute=draw(st.sampled_from(["auto", "all"])),
+    )
+    optimizer, clip = draw(st.sampled_from(OPTIMIZERS)), draw(st.sampled_from(CLIPS))
+    return Case(recipe, placement, options, rows, columns, training, optimizer, clip)
+
+
+@contextmanager
+def on_ranks():
+    """Compile for the rank of the thread that does, and with one intra-op thread."""
+    whole = ranks.transport_of
+    ranks.transport_of = lambda _: transport_here()
+    try:
+        with intra_op_threads(1):
+            yield
+    finally:
+        ranks.transport_of = whole
+
+
+def check(case: Case) -> None:
+    with on_ranks():
+        whole = case.run()
+        program = whole["program"].program
+        assume(program.num_ipus >= case.columns)
+        shares = [Share(case.rows, case.columns, *divmod(r, case.columns))
+                  for r in range(case.rows * case.columns)]  # fmt: skip
+        own = run_ranks(case.rows, case.columns, lambda t: case.run(t.share))
+    executable = whole["program"].executable
+    outputs = {output.name: output for output in program.outputs}
+    structure = whole["program"].parts.compiled.structure
+    streams = [outputs[str(place)] for place in range(len(structure.tensors))]
+    streams = pytree.tree_leaves(structure.rebuild(streams))
+    for share, rank in zip(shares, own, strict=True):
+        replicas = share.replicas(case.options.replicas)
+        check_arguments(case, share, rank["given"], whole["given"])
+        check_model(rank["tensors"], whole["tensors"], program, share)
+        for ours, theirs in zip(rank["returned"], whole["returned"], strict=True):
+            check_results(ours, theirs, streams, executable.batching, replicas, share)
+        check_variables(rank["program"].executable, executable, replicas, share)
+        assert rank["program"].executable.step == executable.step
+
+
+def check_arguments(case, share, ours, theirs):
+    theirs = pytree.tree_map_only(torch.Tensor, lambda x: case.own(x, share), theirs)
+    for one, other in zip(pytree.tree_leaves(ours), pytree.tree_leaves(theirs), strict=True):
+        assert_same_bits(one, other, f"argument on {share}")
+
+
+def check_model(ours, theirs, program, share):
+    """All weights and states of the model, and the buffers of the rank's first replica."""
+    own = {v.name for v in program.variables if v.kind == "buffer" and not v.replicated}
+    for name in theirs.keys() - (own if share.row else set()):
+        assert_same_bits(ours[name], theirs[name], f"{name} on {share}")
+
+
+def check_results(ours, theirs, streams, batching, replicas, share):
+    leaves = zip(pytree.tree_leaves(ours), pytree.tree_leaves(theirs), streams, strict=True)
+    for place, (one, other, output) in enumerate(leaves):
+        if not isinstance(output, Output):
+            assert_same_bits(one, other, f"result {place}")
+            continue
+        if output.returns != "once" and batching.replicas != len(replicas):
+            kept = sum(k for row in batching.kept(output) for k in row)
+            kept = 1 if output.returns == "sum" else kept
+            rows = other.unflatten(0, (kept, batching.replicas, -1)) if kept else other
+            other = rows[:, replicas.start : replicas.stop].flatten(0, 2) if kept else other
+            if not output.type.shape and len(replicas) * kept == 1:
+                other = other.reshape(())
+        assert_same_bits(one, other, f"result {place} on {share}")
+
+
+def check_variables(ours, theirs, replicas, share):
+    names = [v.name for v in ours.host_program.runs.variables if v.kind != "accumulator"]
+    for name in names:
+        for place, replica in enumerate(replicas):
+            what = f"%{name} of replica {replica} on {share}"
+            assert_same_bits(ours.tensor(name, place), theirs.tensor(name, replica), what)
+
+
+@pytest.mark.quick(30)
+@given(case=cases())
+def test_ranks_have_the_bits_of_one_process(case):
+    check(case)
