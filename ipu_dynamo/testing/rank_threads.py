@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -220,24 +220,26 @@ class MemoryTransport:
         """Give every rank the parts of all, which have one size."""
         _check(part)
         given = self._together(among, f"gather of {part.numel()} bytes", part.clone())
-        return _joined(given, into).view(len(given), part.numel())
+        if into is None:
+            into = part.new_empty(len(given) * part.numel())
+        _check(into)
+        return into.copy_(torch.cat(given)).view(len(given), part.numel())
 
     def exchange(
-        self,
-        among: Among,
-        message: Tensor,
-        sizes: Sequence[int],
-        received: Sequence[int],
-        into: Tensor | None = None,
-    ) -> Tensor:
-        """Send each rank a part of the message, and get a part of each."""
-        _check(message)
-        given = self._together(among, "exchange", message.clone().split([*sizes]))
-        place = self._ranks(among).index(self.share.rank)
-        parts = [theirs[place] for theirs in given]
-        if (came := [part.numel() for part in parts]) != [*received]:
-            raise ValueError(f"parts of {came} bytes came, and not of {received}")
-        return _joined(parts, into)
+        self, among: Among, sent: Mapping[int, Tensor], received: Mapping[int, Tensor]
+    ) -> None:
+        """Send parts to other ranks of a group, and receive theirs."""
+        for part in (*sent.values(), *received.values()):
+            _check(part)
+        copies = {place: part.clone() for place, part in sent.items()}
+        given = self._together(among, "exchange", copies)
+        own = self._ranks(among).index(self.share.rank)
+        for place, memory in received.items():
+            part = given[place][own]
+            if part.numel() != memory.numel():
+                problem = f"{part.numel()} bytes came, and not {memory.numel()}"
+                raise ValueError(f"of the rank at place {place}, {problem}")
+            memory.copy_(part)
 
     def maximum(self, among: Among, values: Tensor) -> Tensor:
         """The largest value of all ranks at each place; values are int64."""
@@ -275,14 +277,6 @@ class MemoryTransport:
             kinds = {rank: given[rank][0] for rank in ranks}
             raise ValueError(f"ranks of a {among} make different collectives: {kinds}")
         return [given[rank][1] for rank in ranks]
-
-
-def _joined(parts: Sequence[Tensor], into: Tensor | None) -> Tensor:
-    joined = torch.cat([*parts])
-    if into is None:
-        return joined
-    _check(into)
-    return into.copy_(joined)
 
 
 def _check(memory: Tensor) -> None:

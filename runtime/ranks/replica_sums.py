@@ -176,30 +176,32 @@ class _Dealt:
     ) -> None:
         self._transport, self._across = transport, across
         self._tensors = [[*tensors] for tensors in sent]
-        dtype, ranks = sent[0][0].dtype, len(counts)
-        self._part = -(-sum(prod(tensor.shape) for tensor in sent[0]) // ranks)
-        whole = torch.zeros(ranks, self._part, dtype=dtype)
+        dtype, ranks, own = sent[0][0].dtype, len(counts), transport.share.row
+        part = -(-sum(prod(tensor.shape) for tensor in sent[0]) // ranks)
+        self._whole = torch.zeros(ranks, part, dtype=dtype)
+        self._views = _views(self._whole.view(-1), sent[0])
         # [rank, partial sum, element]: a single partial sum is sent where it is collected
-        several = len(sent) > 1
-        self._message = whole.new_zeros(ranks, len(sent), self._part) if several else whole
-        self._whole, self._views = whole, _views(whole.view(-1), sent[0])
-        self._got = whole.new_zeros(sum(counts), self._part)
-        nbytes = self._part * dtype.itemsize
-        self._sizes = [len(sent) * nbytes] * ranks
-        self._received = [count * nbytes for count in counts]
+        message = self._whole.unsqueeze(1)
+        if len(sent) > 1:
+            message = torch.zeros(ranks, len(sent), part, dtype=dtype)
+        self._message = message
+        got = [torch.zeros(count, part, dtype=dtype) for count in counts[:own]]
+        got.append(message[own])
+        got += [torch.zeros(count, part, dtype=dtype) for count in counts[own + 1 :]]
+        self._parts = [partial for of_rank in got for partial in of_rank]
+        others = [rank for rank in range(ranks) if rank != own]
+        self._sent = {rank: _bytes(message[rank]) for rank in others}
+        self._received = {rank: _bytes(got[rank]) for rank in others}
 
     def __call__(self) -> None:
         for number, tensors in enumerate(self._tensors):
             foreach_copy_(self._views, tensors)
             if len(self._tensors) > 1:
                 self._message[:, number] = self._whole
-        got = self._got
-        self._transport.exchange(
-            "column", _bytes(self._message), self._sizes, self._received, _bytes(got)
-        )
+        self._transport.exchange("column", self._sent, self._received)
         for total, term in self._across:
-            got[total].add_(got[term])
-        self._transport.gather("column", _bytes(got[0]), _bytes(self._whole))
+            self._parts[total].add_(self._parts[term])
+        self._transport.gather("column", _bytes(self._parts[0]), _bytes(self._whole))
         foreach_copy_(self._tensors[0], self._views)
 
 

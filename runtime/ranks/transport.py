@@ -1,6 +1,6 @@
 """Say what carries messages between the ranks of a mesh."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
@@ -66,21 +66,12 @@ class Transport(Protocol):
         """
 
     def exchange(
-        self,
-        among: Among,
-        message: Tensor,
-        sizes: Sequence[int],
-        received: Sequence[int],
-        into: Tensor | None = None,
-    ) -> Tensor:
-        """Send each rank a part of the message, and get a part of each.
+        self, among: Among, sent: Mapping[int, Tensor], received: Mapping[int, Tensor]
+    ) -> None:
+        """Send parts to other ranks of a group, and receive theirs.
 
         Args:
-            sizes: bytes of the parts for the ranks, in their order; they make up the message.
-            received: bytes of the parts that the ranks have for this one.
-
-        Returns:
-            The parts of the ranks, in their order; it is `into` if that is given.
+            sent, received: by places in the group: the parts, and the memory for theirs.
         """
 
     def maximum(self, among: Among, values: Tensor) -> Tensor:
