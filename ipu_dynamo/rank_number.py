@@ -1,4 +1,4 @@
-"""Say which of several processes this is, for what they write."""
+"""Number the processes of a run, for logs and files."""
 
 import logging
 import os

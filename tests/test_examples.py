@@ -1,5 +1,11 @@
 """Run the examples, and hold them to what they print."""
 
+import os
+import subprocess
+import sys
+
+import pytest
+
 from examples import digits, huggingface_bert, keras_digits
 
 
@@ -32,3 +38,19 @@ def test_keras_learns_digits_on_two_ipus_as_plain_keras_does(monkeypatch, capsys
     printed = capsys.readouterr().out
     assert "program training: 2 stages on 2 IPUs" in printed
     assert f"{figures['accuracy']:.2%}" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_digits_are_learnt_alike_on_any_number_of_ranks(ranks):
+    environment = {**os.environ, "IPU_DYNAMO_ENGINE": "eager", "OMP_NUM_THREADS": "1"}
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    program = ["-m", "examples.digits_ranks", "--epochs", "1"]
+    printed = [
+        subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True, timeout=240
+        ).stdout
+        for command in ([sys.executable, *program], [*start, str(ranks), *program])
+    ]
+    assert printed[0] == printed[1]
+    assert printed[0].startswith("accuracy ")

@@ -6,6 +6,10 @@ process adds what its own replicas hold of the tree, and only these sums cross t
 
 from collections.abc import Iterator
 
+# Of so many bytes each process gets the partial sums of all, and adds them. Of more bytes a process
+# adds a part, and the sums are gathered, which waits for messages twice.
+GATHERED_BYTES = 1 << 16
+
 
 def additions(count: int) -> Iterator[tuple[int, int]]:
     """The additions that sum `count` values into the first one, each as (sum, term), by places.

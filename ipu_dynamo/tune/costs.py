@@ -36,10 +36,6 @@ PASSES_OF_ADDING = 3  # over the memory of a gradient, when it is kept and added
 
 # --- Ranks --------------------------------------------------------------------------------------
 
-# Of sums over replicas: each rank gets the values of all, and adds them. Of more bytes a rank adds
-# a part, and the sums are gathered, which waits for messages twice.
-GATHERED_BYTES = 1 << 16
-
 # --- Matmuls and convolutions -------------------------------------------------------------------
 
 WORTH_CHANGING = 1.05  # PyTorch's own code stays where another way gains less

@@ -22,7 +22,6 @@ from ipu_dynamo.errors import RanksDiffer
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.options import Costs, Options
 from ipu_dynamo.program import Program
-from ipu_dynamo.program.ir.constants import digest
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.rank_number import this_rank
 from ipu_dynamo.runtime.ranks.agreement import (
@@ -104,13 +103,13 @@ def decide_together(
 def compare(
     transport: Transport, facts: "Facts | None", error: BaseException | None
 ) -> Mapping[str, Any]:
-    """Compare what the ranks have compiled.
+    """Compare the compilations of all ranks.
 
     Args:
         facts: of this rank; None: it could not compile, for `error`.
 
     Returns:
-        What rank 0 has: its `seed` holds for all.
+        The record of rank 0. Its `seed` holds for all ranks.
 
     Raises:
         RankFailed: another rank could not compile.
@@ -142,11 +141,10 @@ _INSTALL = "use one environment, one option engine and one kind of processor on 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a rank has compiled, as far as all ranks must have the same.
+    """Facts of a compilation that must be the same on all ranks.
 
     Args:
         options: that the program was compiled with.
-        tensors: the model's, those that the program has as constants among them.
         fresh_seed: of random numbers, if the options name none; that of rank 0 counts.
     """
 
@@ -154,7 +152,6 @@ class Facts:
     options: Options
     program: Program
     model: Model
-    constants: Mapping[str, Tensor]
     fresh_seed: int
 
     @property
@@ -167,13 +164,12 @@ class Facts:
                 f"{role.name}: {TensorType.of(tensor)}"
                 for role, tensor in named_tensors(self.model)
             ],
-            "constants": [f"{name}: {digest(t)}" for name, t in sorted(self.constants.items())],
             # the first is for people, the second has all
             "programs": f"{self.program}\n{self.program.text()}".splitlines(),
         }
 
     def record(self) -> dict[str, Any]:
-        """What other ranks get, as JSON."""
+        """Return these facts as JSON, for the other ranks."""
         texts = {what: "\n".join(lines) for what, lines in self.lines.items()}
         return {
             "same": {
@@ -190,7 +186,7 @@ class Facts:
 
 
 def _raise_first_difference(transport: Transport, what: str, lines: Sequence[str]) -> None:
-    """Raise a RanksDiffer with the line in which the first rank that differs from rank 0 does."""
+    """Raise a RanksDiffer with the first line in which a rank differs from rank 0."""
     first = value_of_first(transport, lines)
     pairs = enumerate(zip_longest(first, lines))
     own = next((number for number, (a, b) in pairs if a != b), None)
@@ -233,7 +229,7 @@ def _described(model: Model, optimizer: torch.optim.Optimizer) -> Iterator[list[
 
 
 def _states(model: Model, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str, Any]]:
-    """What an optimiser keeps for each of its parameters, or under a name of its own."""
+    """Yield the owner, name and value of each state; an owner is a parameter, or a name."""
     names = _names(model)
     for owner, held in optimizer.state.items():
         key = names.get(id(owner)) if isinstance(owner, Tensor) else owner

@@ -21,7 +21,6 @@ from ipu_dynamo.passes.pipeline import update_recipe, with_update
 from ipu_dynamo.passes.program.emit_traced import WithoutGradient
 from ipu_dynamo.program import HostProgram, Program
 from ipu_dynamo.program.fused import Hyperparameters
-from ipu_dynamo.program.ir.collectives import Collective
 from ipu_dynamo.program.share import Share
 from ipu_dynamo.program_history import remember
 from ipu_dynamo.progress import compilation
@@ -29,6 +28,7 @@ from ipu_dynamo.runtime.engines.engines import Engine, make_engine
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.runtime.execute.host_io.batching import Batching
 from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
+from ipu_dynamo.runtime.ranks.agreement import value_of_first
 from ipu_dynamo.runtime.ranks.transport import Transport
 from ipu_dynamo.tune.figures import Figures
 from ipu_dynamo.whole_step import ranks
@@ -58,6 +58,7 @@ from ipu_dynamo.whole_step.optimizer.optimizer_checkpoints import NewestState
 from ipu_dynamo.whole_step.optimizer.optimizer_sync import Describe, GroupsSnapshot, OptimizerLink
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, describe
 from ipu_dynamo.whole_step.optimizer.traced_optimizer import TracedOptimizer, extra_programs
+from ipu_dynamo.whole_step.saving.decided import read_decided, write_decided
 from ipu_dynamo.whole_step.step_settings import StepSettings
 from ipu_dynamo.whole_step.weights.initial_state import (
     fresh_seed,
@@ -93,14 +94,16 @@ class _Lowered(NamedTuple):
         seed = self.options.seed
         return fresh_seed(self.compiled.program) if seed is None else seed
 
+    @property
+    def decided(self) -> dict[str, Any]:
+        """The figures by which functions are compiled here, as JSON."""
+        host = self.compiled.host
+        functions = [f for f in host.inlined.functions if f.name in host.recipes]
+        return write_decided(functions, self.engine, self.machine.figures)
+
     def facts(self, model: Model) -> Facts:
         """What other ranks must have, too."""
-        kinds = {variable.name: variable.kind for variable in self.compiled.program.variables}
-        tensors = self.compiled.tensors.items()
-        constants = {name: t for name, t in tensors if kinds.get(name) == "constant"}
-        return Facts(
-            self.engine.name, self.options, self.compiled.program, model, constants, self.seed()
-        )
+        return Facts(self.engine.name, self.options, self.compiled.program, model, self.seed())
 
 
 OnSend = Callable[[int, Any], object]  # a device iteration, and what it returns
@@ -347,8 +350,11 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
 
     def _compile(self, given: Arguments) -> None:
         transport = ranks.transport_of(self.options)
+        share = None if transport is None else transport.share
+        # inference over replicas alone exchanges nothing
+        together = share is not None and (self.training or share.columns > 1)
         with (
-            compile_lock() if transport is None else nullcontext(),
+            nullcontext() if together else compile_lock(),
             torch.inference_mode(False),  # what is made outlives the call
             compilation(_name(self.model)) as times,
             skipping_sources(self.options.skipped_sources),
@@ -358,39 +364,33 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
                     self.newest_state.read()  # the new program goes on from there
                 elif self._link.live and self._executable is not None:
                     self.read_optimizer_state()
-            if transport is None:
-                lowered = self._lower(given, self.options)
-                self._bring_up(given, lowered, lowered.seed())
+            if transport is not None and together:
+                text = f"the compilation of {_name(self.model)}"
+                with transport.operation("mesh", "compile", text):
+                    self._compile_together(given, transport)
             else:
-                self._compile_together(given, transport)
+                lowered = self._lower(given, self.options, share)
+                self._bring_up(given, lowered, lowered.seed(), transport)
         self._times = times()
 
     def _compile_together(self, given: Arguments, transport: Transport) -> None:
         """Compile on this rank of a mesh; see `agreement`."""
-        options, share = self.options, transport.share
-        agrees = self.training or share.columns > 1
-        if agrees:
-            optimizer = self._link.optimizer if self._link is not None and self._link.live else None
-            measure = partial(self._costs, given, share)
-            options = decide_together(transport, options, self.model, optimizer, measure)
+        share = transport.share
+        optimizer = self._link.optimizer if self._link is not None and self._link.live else None
+        measure = partial(self._costs, given, share)
+        options = decide_together(transport, self.options, self.model, optimizer, measure)
         lowered, error = attempt(self._lower, given, options, share)
-        if lowered is not None:
-            agrees = agrees or any(
-                isinstance(i, Collective) for i in lowered.compiled.program.walk()
-            )
-        if not agrees:
-            if lowered is None:
-                assert error is not None
-                raise error
-            with compile_lock():
-                self._bring_up(given, lowered, lowered.seed(), transport)
-            return
         facts = None if lowered is None else lowered.facts(self.model)
         seed = compare(transport, facts, error)["seed"]
         assert lowered is not None
         with KeptGradMode(), unrecorded():
             take_weights(transport, self.model)
-        _, error = attempt(self._bring_up, given, lowered, seed, transport)
+        if share.rows > 1:
+            decided = value_of_first(transport, lowered.decided, "column")
+            if decided != lowered.decided and (figures := read_decided(decided, lowered.engine)):
+                lowered, error = attempt(self._lower, given, options, share, figures)
+        if lowered is not None:
+            _, error = attempt(self._bring_up, given, lowered, seed, transport)
         complete_together(transport, error)
 
     def _costs(self, given: Arguments, share: Share) -> Costs:
@@ -405,15 +405,27 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             loss=self._loss,
         )
 
-    def _lower(self, given: Arguments, options: Options, share: Share | None = None) -> _Lowered:
-        """Trace the model and run the passes; nothing of this object depends on it yet."""
+    def _lower(
+        self,
+        given: Arguments,
+        options: Options,
+        share: Share | None = None,
+        figures: Figures | None = None,
+    ) -> _Lowered:
+        """Trace the model and run the passes; nothing of this object depends on it yet.
+
+        Args:
+            figures: to decide by; None: those of this machine.
+        """
         split = ranks.batching(options, share, training=self.training)
         example = first_micro_batch(given, split.splits)
         link, reading = self._link, GroupsSnapshot((), [])
         if link is not None:
             reading = link.read()
         groups = reading.groups
-        self._figures = self._ready_made.figures if self._ready_made else None
+        if figures is None and self._ready_made:
+            figures = self._ready_made.figures
+        self._figures = figures
         engine = self._engine or make_engine(options.stage_engine, options.check_compiled)
         machine = Machine(
             engine.name,
@@ -442,8 +454,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             reading = link.read()
             compiled = compiling(reading.groups)
         if share is not None:
-            variables = wanted_variables(compiled, options.anchors)
-            ranks.check_program(compiled.program, share, variables.keys())
+            ranks.check_anchors(wanted_variables(compiled, options.anchors).keys(), share)
         if link is not None and link.traced is not None:
             compiled = replace(compiled, passes=(*link.traced.passes, *compiled.passes))
         (refuse_shared_memory if self._own_weights else refuse_what_cannot_be_shared)(compiled)

@@ -1,6 +1,7 @@
 """Say what a compiled model consists of, and what it did."""
 
 from ipu_dynamo.options import Costs
+from ipu_dynamo.program.rank_plan import RankPlan
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.host_io.transfer_times import Transfers, transfers_of
@@ -36,6 +37,13 @@ class Inspection(CompiledState):
         threads of this computer follow; several IPUs may share one.
         """
         return self.executable.schedule_for(None)
+
+    @property
+    def rank_plan(self) -> RankPlan | None:
+        """What each rank of the mesh has of the program, and what ranks send each other, once
+        compiled; None without a mesh."""
+        rows, columns = self.options.grid
+        return None if rows * columns == 1 else RankPlan(self._ready()[0].program, rows, columns)
 
     @property
     def transfers(self) -> Transfers:

@@ -9,7 +9,6 @@ from torch import Tensor
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.options import Options
 from ipu_dynamo.options.mesh import IPU, REPLICA
-from ipu_dynamo.program import Program
 from ipu_dynamo.program.share import Share
 from ipu_dynamo.rank_number import name_rank_in_log
 from ipu_dynamo.runtime.execute.host_io.batching import Batching, micro_batch_size
@@ -49,21 +48,15 @@ def share_of(options: Options) -> Share | None:
     return Share(*options.grid, place.get(REPLICA, 0), place.get(IPU, 0))
 
 
-def check_program(program: Program, share: Share, unsent: Collection[str]) -> None:
-    """Refuse what ranks with a part of the IPUs do not run.
+def check_anchors(unsent: Collection[str], share: Share) -> None:
+    """Refuse anchors on variables if a rank has a part of the IPUs.
 
     Args:
         unsent: anchors that are no streams of the program.
 
     Raises:
-        CompileError: an IPU for each column is missing, or an anchor is of a variable.
+        CompileError: there are some.
     """
-    if program.num_ipus < share.columns:
-        raise CompileError(
-            f"the program is on {program.num_ipus} IPUs, and the mesh has {share.columns} ranks in "
-            "its dimension ipu",
-            hint="cut the model into more stages, or give the mesh fewer ranks in that dimension",
-        )
     if unsent and share.columns > 1:
         raise CompileError(
             f"anchors {', '.join(sorted(unsent))} are of variables, and a rank has those of its "

@@ -25,13 +25,14 @@ def gather_values(transport: Transport, among: Among, value: Any) -> list[Any]:
     return [_read(part[:count]) for part, count in zip(parts, counts, strict=True)]
 
 
-def value_of_first(transport: Transport, value: Any) -> Any:
-    """Return the JSON value of the mesh's first rank; those of the others do not count."""
-    own = _bytes_of(value)
+def value_of_first(transport: Transport, value: Any, among: Among = "mesh") -> Any:
+    """Return the JSON value of the first rank of a group; those of the others do not count."""
+    own, share = _bytes_of(value), transport.share
     size = torch.tensor([own.numel()])
-    transport.broadcast("mesh", size.view(torch.uint8))
-    message = own if transport.share.rank == 0 else torch.empty(int(size), dtype=torch.uint8)
-    transport.broadcast("mesh", message)
+    transport.broadcast(among, size.view(torch.uint8))
+    places = {"mesh": share.rank, "row": share.column, "column": share.row}
+    message = torch.empty(int(size), dtype=torch.uint8) if places[among] else own
+    transport.broadcast(among, message)
     return _read(message)
 
 

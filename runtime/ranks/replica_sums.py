@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.ops.private.native import foreach_add_, foreach_copy_
-from ipu_dynamo.program.replica_tree import additions, subtrees
+from ipu_dynamo.program.replica_tree import GATHERED_BYTES, additions, subtrees
 from ipu_dynamo.runtime.ranks.transport import Transport
-from ipu_dynamo.tune.costs import GATHERED_BYTES
 
 _Addition = tuple[int, int]  # the place of the sum, and of the term that is added to it
 

@@ -23,6 +23,7 @@ from ipu_dynamo import (
     compile_inference,
     compile_training,
     rows_of_rank,
+    save,
 )
 from ipu_dynamo.options import Anchor, OptionError
 from ipu_dynamo.program.share import Share
@@ -137,6 +138,12 @@ def test_what_needs_all_ipus_is_refused_with_some_of_them():
         refused("bisect", lambda: bisect(model, x, options=options))
         step = compile_training(model, optimizer, options)
         refused("on_send", lambda: step.run([x], on_send=print), InputError)
+
+
+def test_a_program_on_a_mesh_is_not_saved(tmp_path):
+    with world(2):
+        step = compile_inference(Pipeline(), Options(replicas=2, mesh=mesh(2)))
+        refused("on 2 ranks", lambda: save(step, tmp_path / "program"), SavedProgramError)
 
 
 def test_with_replicas_alone_the_host_may_update():

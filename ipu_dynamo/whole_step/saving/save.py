@@ -124,6 +124,10 @@ def _check(name: str, compiled: object) -> None:
             hint = "torch.compile(...).aot_compile(...) makes what can be saved of torch.compile"
         problem = f"{name} is a {kind.__module__}.{kind.__qualname__}"
         raise SavedProgramError(Reason.CANNOT_SAVE, problem, hint=hint)
+    if compiled.options.mesh is not None:
+        problem = f"{name} runs on {compiled.options.mesh.size()} ranks, and each has its share"
+        hint = "load its state_dict into the model in one process, and compile and save it there"
+        raise SavedProgramError(Reason.CANNOT_SAVE, problem, hint=hint)
     if not compiled.is_compiled:
         raise SavedProgramError(
             Reason.CANNOT_SAVE,

@@ -1,0 +1,185 @@
+"""Check that the plan of a mesh has all that ranks send, from a printed program alone."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import optim
+
+from ipu_dynamo import (
+    ClipGradNorm,
+    Strategy,
+    compile_inference,
+    compile_training,
+)
+from ipu_dynamo.program import Copy, Program, TensorType, UpdateFactors
+from ipu_dynamo.program.rank_plan import RankPlan, exchanged_bytes, main
+from ipu_dynamo.program.replica_tree import subtrees
+from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.program.share import Share
+from ipu_dynamo.runtime.ranks.replica_sums import ReplicaSums
+from ipu_dynamo.testing.rank_threads import MemoryTransport, run_ranks
+from tests.ranks.mesh import Pipeline
+
+OPTIONS = {"engine": "eager", "gradient_accumulation": 8, "strategy": Strategy("pipelined")}
+MESHES = [(1, 1), (1, 2), (2, 3), (4, 4), (3, 1), (256, 4)]
+
+
+class Tied(Pipeline):
+    """The first and the last layer have one weight."""
+
+    def __init__(self):
+        super().__init__(4)
+        self.layers[3].weight = self.layers[0].weight
+
+
+def train(model, optimizer, **more):
+    step = compile_training(model, optimizer(model.parameters()), OPTIONS, **more)
+    step.compile(torch.ones(8, 4))
+    return step.program
+
+
+def sgd(parameters):
+    return optim.SGD(parameters, lr=0.1)
+
+
+@pytest.fixture(scope="module")
+def programs():
+    def adamw(parameters):
+        return optim.AdamW(parameters, lr=0.1)
+
+    def radam(parameters):
+        return optim.RAdam(parameters, lr=0.1)
+
+    clip = ClipGradNorm(0.1)
+    infer = compile_inference(Pipeline(4), {"engine": "eager", "strategy": Strategy("pipelined"),
+                                            "device_iterations": 4})  # fmt: skip
+    infer.compile(torch.ones(4, 4))
+    return {
+        "adamw": train(Pipeline(4), adamw, clip=clip),
+        "tied": train(Tied(), sgd),
+        "radam": train(Pipeline(4), radam),
+        "inference": infer.program,
+    }
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: f"{mesh[0]}x{mesh[1]}")
+@pytest.mark.parametrize("name", ["adamw", "tied", "radam", "inference"])
+def test_wires_carry_the_copies_that_cross_ranks(programs, name, mesh):
+    rows, columns = mesh
+    program = replace(programs[name], replicas=2 * rows)
+    plan = RankPlan(Program.parse(program.text()), rows, columns)
+    sent, received = Counter(), Counter()
+    for column in range(columns):
+        for wire in plan.sent(column):
+            sent[wire.number, wire.messages, wire.nbytes] += rows
+        for wire in plan.received(column):
+            received[wire.number, wire.messages, wire.nbytes] += rows
+    assert sent == received
+    assert sum(nbytes * count for (*_, nbytes), count in sent.items()) == crossing(
+        program, Share(rows, columns, 0, 0)
+    )
+    assert bool(sent) == (columns > 1)
+
+
+def crossing(program, share):
+    """The bytes of copies between IPUs of several ranks, in a step of all ranks."""
+    cut, nbytes = sections(program), 0
+    own = {v.name for v in program.variables if not v.replicated}
+    numbers = {name for i in cut.before if isinstance(i, UpdateFactors) for name in i.results}
+
+    def column(ipu):
+        return ipu * share.columns // program.num_ipus
+
+    for copy in cut.all:
+        if isinstance(copy, Copy) and column(copy.src) != column(copy.dst):
+            if copy in cut.loop:
+                nbytes += copy.type.nbytes * cut.micro_batches * program.replicas
+            elif copy.value not in numbers:
+                nbytes += copy.type.nbytes * (program.replicas if copy.value in own else share.rows)
+    return nbytes
+
+
+def test_variables_and_functions_are_those_of_each_column(programs):
+    program = replace(programs["adamw"], replicas=4)
+    plan = RankPlan(program, 2, 2)
+    every = [variable for column in range(2) for variable, _ in plan.variables(column)]
+    assert sorted(v.name for v in every) == sorted(v.name for v in program.variables)
+    assert [[*plan.ipus(column)] for column in range(2)] == [[0, 1], [2, 3]]
+    for column in range(2):
+        for variable, tensors in plan.variables(column):
+            assert variable.ipu in plan.ipus(column)
+            assert tensors == (1 if variable.replicated else 2)
+    called = {call.function for call in program.calls}
+    assert {name for column in range(2) for name in plan.functions(column)} == called
+    assert plan.functions(0) != plan.functions(1)
+
+
+class Counted(MemoryTransport):
+    """Counts the bytes that collectives of the column send to other ranks, and get of them."""
+
+    def gather(self, among, part, into=None):
+        others = len(self.share.of_column) - 1
+        self.sent += others * part.numel()
+        self.received += others * part.numel()
+        return super().gather(among, part, into)
+
+    def exchange(self, among, sent, received):
+        self.sent += sum(part.numel() for part in sent.values())
+        self.received += sum(part.numel() for part in received.values())
+        return super().exchange(among, sent, received)
+
+
+@pytest.mark.parametrize(("rows", "replicas"), [(2, 2), (3, 6), (4, 12)])
+@pytest.mark.parametrize("sizes", [(5, 3), (20_000, 7), (30_000,)])
+def test_sums_exchange_the_bytes_of_the_plan(rows, replicas, sizes):
+    dtypes = (torch.float32, torch.float16)
+    types = [TensorType(dtypes[i % 2], (size,)) for i, size in enumerate(sizes)]
+    blocks = [Share(rows, 1, row, 0).replicas(replicas) for row in range(rows)]
+    counts = [len(subtrees(replicas, block)) for block in blocks]
+
+    def run(transport):
+        transport.__class__ = Counted
+        transport.sent = transport.received = 0
+        own = [[torch.ones(t.shape, dtype=t.dtype) for t in types] for _ in blocks[0]]
+        ReplicaSums(own, replicas, transport)()
+        return transport.sent, transport.received
+
+    planned = [exchanged_bytes(types, counts, row) for row in range(rows)]
+    assert run_ranks(rows, 1, run) == planned
+    assert sum(sent for sent, _ in planned) == sum(received for _, received in planned)
+
+
+def test_the_command_prints_the_plan_of_a_file(programs, tmp_path, capsys):
+    file = tmp_path / "program.txt"
+    program = replace(programs["adamw"], replicas=256)
+    file.write_text(program.text())
+    assert main([str(file), "--mesh", "256x4"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == f"{RankPlan(program, 256, 4)}\n"
+    assert printed.startswith("rank plan: 1024 ranks, 256 rows x 4 columns; ")
+    assert "wire 2 of %tanh: f32[1,4], 8 messages of 16 bytes  ipu0 -> ipu1" in printed
+    assert len(printed.splitlines()) < 60
+
+
+@pytest.mark.parametrize(
+    ("mesh", "problem"), [("3x1", "256 replicas, and the mesh 3 rows"), ("1x5", "on 4 IPUs")]
+)
+def test_a_mesh_that_cannot_divide_the_program_is_refused(
+    mesh, problem, programs, tmp_path, capsys
+):
+    file = tmp_path / "program.txt"
+    file.write_text(replace(programs["adamw"], replicas=256).text())
+    assert main([str(file), "--mesh", mesh]) == 1
+    error = capsys.readouterr().err
+    assert problem in error
+    assert "try:  " in error
+
+
+def test_other_meshes_and_files_are_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["program.txt", "--mesh", "256"])
+    assert main([str(tmp_path / "none.txt"), "--mesh", "2x2"]) == 1
+    (tmp_path / "other.txt").write_text("no program")
+    assert main([str(tmp_path / "other.txt"), "--mesh", "2x2"]) == 1
