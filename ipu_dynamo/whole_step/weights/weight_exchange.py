@@ -8,10 +8,12 @@ from ipu_dynamo.capture.private.tracing import unrecorded
 from ipu_dynamo.errors import InputError, IpuError, UpdateError
 from ipu_dynamo.ops.private.thread_modes import KeptGradMode
 from ipu_dynamo.program.ir.writes import WriteBuffer
+from ipu_dynamo.whole_step import ranks
 from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
 from ipu_dynamo.whole_step.compiled_state import CompiledState
 from ipu_dynamo.whole_step.optimizer.optimizer_sync import OptimizerLink, state_names, states_of
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, States
+from ipu_dynamo.whole_step.weights.groups_of_ranks import read_groups
 from ipu_dynamo.whole_step.weights.initial_state import updates
 
 
@@ -61,9 +63,14 @@ class WeightExchange(CompiledState):
 
     def states(self) -> States:
         """The tensors of the optimiser's state, by parameter and name. They are for reading:
-        `write_states` writes."""
+        `write_states` writes. Those that other ranks run are as `bring_states` left them."""
         compiled, executable = self._ready()
         return states_of(compiled.program, executable)
+
+    def bring_states(self) -> None:
+        """Bring the parts of `states` that other ranks run. They call it together."""
+        variables = self._ready()[0].program.variables
+        self._bring([v.name for v in variables if v.kind in ("state", "loss_scale")])
 
     def write_states(self, states: States) -> None:
         """Overwrite tensors of `states`. During a call they count from its next step on."""
@@ -86,13 +93,14 @@ class WeightExchange(CompiledState):
         """Copy parameters and buffers, or those with the given names, from the program to the
         tensors that the model had when it was compiled.
 
-        On a mesh with a dimension `ipu` the ranks of a row call this together.
+        On a mesh with a dimension `ipu` the ranks of a row call this together, and all ranks of a
+        mesh if weights belong to groups of replicas.
 
         Raises:
             UpdateError: an update failed, and they have not been written since.
         """
         self.executable.check_update()
-        self.executable.read_row(self._pairs(names).keys())
+        self._bring(self._pairs(names).keys())
         with KeptGradMode(), unrecorded():  # Python may free an executor within a trace
             for ours, theirs in self._pairs(names).values():
                 if theirs.data_ptr() != ours.data_ptr():
@@ -127,8 +135,7 @@ class WeightExchange(CompiledState):
         """
         link, (compiled, executable) = self._training(), self._ready()
         executable.check_update()
-        kinds = {v.name: v.kind for v in compiled.program.variables}
-        executable.read_row([n for n, kind in kinds.items() if kind in ("state", "loss_scale")])
+        self.bring_states()
         link.read_state(compiled.program, executable)
 
     def write_optimizer_state(self) -> None:
@@ -140,6 +147,13 @@ class WeightExchange(CompiledState):
         self._state_to_write = True
         link.write_state(compiled, executable)
         self._state_to_write = False
+
+    def _bring(self, names: Collection[str]) -> None:
+        """Bring the values of variables from the ranks that run them."""
+        compiled, executable = self._ready()
+        if (transport := ranks.transport_of(self.options)) is not None:
+            read_groups(transport, compiled.program, names, executable.whole)
+        executable.read_row(names)
 
     def _training(self) -> OptimizerLink:
         if self._link is None:

@@ -17,7 +17,6 @@ Source   design of this project: ranks have one program, and each runs its share
 
 from dataclasses import replace
 
-from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import Decision, HostProgram
 from ipu_dynamo.program.local_program import check_streams, local_program
@@ -36,13 +35,6 @@ class TakeShare(Pass):
         assert host.deferred is None
         assert host.fused is None
         share, program = self.share, host.inlined
-        grouped = [v.name for v in program.variables if v.groups is not None]
-        if grouped and share.rows > 1:
-            raise CompileError(
-                f"groups of replicas have their own %{grouped[0]}, and no rank can read that of "
-                "another rank's groups so far",
-                hint="leave out replica_groups, or the dimension replica of the mesh",
-            )
         columns = [share.of_rank(rank) for rank in share.of_row]
         locals_ = [local_program(program, each) for each in columns]
         check_streams(locals_)
