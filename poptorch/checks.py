@@ -7,26 +7,31 @@ import torch
 from torch import nn
 
 from ipu_dynamo.ops.private.native import NormBase
-from ipu_dynamo.program import Program
+from ipu_dynamo.program import Collective, Program
 from poptorch._logging import logger
 from poptorch.errors import createPoptorchError
 from poptorch.hardware import MOST_IPUS
 from poptorch.options import Options, uses_ipu_model
 
 
-def check_program(program: Program, model: Any, options: Options, buffers: Collection[str]) -> None:
+def check_program(
+    program: Program, model: Any, options: Options, buffers: Collection[str], *, replicas: int
+) -> None:
     """Refuse a program that no executor may run.
 
     Args:
         buffers: names of the model's buffers.
+        replicas: of all processes that run the program together.
 
     Raises:
         poptorch.Error: the number of IPUs, a sum of truth values, buffers that replicas would
-            change each for itself, or an updatable buffer that does not exist.
+            change each for itself, an updatable buffer that does not exist, or replicas of
+            processes that are not connected exchange tensors.
     """
     check_ipus(program.num_ipus, options)
     _check_sums(program)
-    _check_buffers(program, model, options)
+    _check_buffers(program, model, options, replicas)
+    _check_exchanges(program, options, replicas)
     for name in options._Popart.options.get("updatableNamedBuffers", ()):
         if name not in buffers:
             raise createPoptorchError(
@@ -134,8 +139,19 @@ def _check_sums(program: Program) -> None:
             )
 
 
-def _check_buffers(program: Program, model: Any, options: Options) -> None:
-    groups = options.replication_factor // options.input_group_size
+def _check_exchanges(program: Program, options: Options, replicas: int) -> None:
+    wanted = options.replication_factor * options.Distributed.numProcesses
+    if replicas != wanted and any(isinstance(i, Collective) for i in program.walk()):
+        raise createPoptorchError(
+            f"replicas exchange tensors in this model, but those of {wanted} are in "
+            f"{options.Distributed.numProcesses} processes that no process group connects: call "
+            "popdist.init() first",
+            id="option",
+        )
+
+
+def _check_buffers(program: Program, model: Any, options: Options, replicas: int) -> None:
+    groups = replicas // options.input_group_size
     if groups == 1 or not options.broadcast_buffers or not isinstance(model, nn.Module):
         return
     statistics = {

@@ -45,6 +45,7 @@ class StateOnDevice:
         """Copies of everything in host memory, by name, after the step that may be running."""
 
         def read() -> dict[str, Any]:
+            self._core.bring_states()
             now = self.states_now()
             tensors = {name: value.to("cpu", copy=True) for name, value in now.items()}
             return {"ipu_state": tensors, "ipu_param": self.numbers_now()}

@@ -13,6 +13,7 @@ from poptorch.enums import CommGroupType, Liveness, MeanReductionStrategy, Outpu
 from poptorch.errors import createPoptorchError
 from poptorch.options import Options
 from poptorch.options.host import default_location_excludes
+from poptorch.processes import mesh_of
 
 _NOT_SHARDED = 8191  # elements of the largest tensor that is not sharded, unless another is set
 _DEVICES = "IPU_DYNAMO_DEVICES"  # environment variable: torch devices of the IPUs, by commas
@@ -63,12 +64,12 @@ def core_options(
         combined_accumulator: the optimizer's state is in the gradients' accumulators.
 
     Raises:
-        poptorch.Error: an option asks for what would change results and is not there yet, or the
-            return period does not fit the device iterations.
-        OptionError: the environment names devices that are not there.
+        poptorch.Error: training has several processes and no process group, or the return period
+            does not fit the device iterations.
+        OptionError: the environment names devices or a mesh that are not there.
     """
-    _refuse_processes(options, training=training)
     _check_period(options)
+    mesh = mesh_of(options, training=training)
     reduction = options.Training.accumulation_and_replication_reduction_type
     strategy = options.Training.meanAccumulationAndReplicationReductionStrategy
     settings = options._Popart.options
@@ -76,7 +77,9 @@ def core_options(
     return core.Options(
         device_iterations=options.device_iterations,
         gradient_accumulation=options.Training.gradient_accumulation,
-        replicas=options.replication_factor,
+        replicas=options.replication_factor
+        * (1 if mesh is None else options.Distributed.numProcesses),
+        mesh=mesh,
         input_group_size=options.input_group_size,
         input_groups_orthogonal=options.input_cgt == CommGroupType.Orthogonal,
         output_mode=_OUTPUTS[options.output_mode],
@@ -233,15 +236,3 @@ def automatic_loss_scaling(options: Options) -> AutomaticLossScaling | None:
         period=settings.get(f"{_ALS}updatePeriod", 1),
         watch=_WATCHED[method],
     )
-
-
-def _refuse_processes(options: Options, *, training: bool) -> None:
-    """Raise where several processes would have to train together."""
-    if training and options.Distributed.numProcesses > 1:
-        raise createPoptorchError(
-            f"poptorch.Options: training over {options.Distributed.numProcesses} processes is not "
-            "there yet. Train in one process with all replicas (replicationFactor), or put "
-            "DistributedDataParallel around torch.compile(model, backend='ipu'). Inference, "
-            "poptorch.DataLoader, popdist and poprun work with several processes",
-            id="option",
-        )

@@ -77,7 +77,8 @@ class Compilation(DeviceWeights, ExecutorInspection):
                     core.compile(**dict(zip(named, inputs, strict=True)))
                 core.executable.transfers = TransferTimes()
                 buffers = [name for name, _ in adapter.named_buffers()]
-                check_program(core.program, self._traced, self._options, buffers)
+                replicas = core.options.replicas
+                check_program(core.program, self._traced, self._options, buffers, replicas=replicas)
                 anchors.check(self._state_of(core))
             self._compile_seconds = time.perf_counter() - started
             if self._update is not None and self._options.connection_type != ConnectionType.Never:

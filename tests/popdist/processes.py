@@ -54,14 +54,14 @@ def poprun(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def free_port() -> str:
-    """A port of this computer that nobody uses."""
+    """A free port of this computer."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return str(listener.getsockname()[1])
 
 
 def _environment(variables: dict[str, str]) -> dict[str, str]:
-    """This environment without what a launcher sets, with these variables."""
+    """This environment without the variables of launchers, with these added."""
     unset = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "POPDIST_", "IPU_DYNAMO_MESH")
     plain = {name: value for name, value in os.environ.items() if not name.startswith(unset)}
     return plain | {"PYTHONPATH": str(ROOT), "IPU_DYNAMO_ENGINE": "eager"} | variables

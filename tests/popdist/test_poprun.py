@@ -20,7 +20,7 @@ def _no_mesh(monkeypatch):
 
 
 def started(line: str) -> list[str]:
-    """What torchrun gets for a command line of poprun."""
+    """The words of torchrun for a command line of poprun."""
     return read(shlex.split(line)).torchrun([])
 
 
