@@ -232,5 +232,5 @@ def test_a_program_of_several_ranks_is_not_saved(tmp_path):
         options = Options("eager", replicas=2, mesh=mesh(2))
         program = compile_inference(torch.nn.Linear(3, 2), options)
         program(torch.zeros(1, 3))
-        with pytest.raises(SavedProgramError, match="on 2 ranks, and a saved program is that of"):
+        with pytest.raises(SavedProgramError, match="runs on 2 ranks, and each has its share"):
             save(program, tmp_path / "saved")

@@ -134,12 +134,6 @@ def _check(name: str, compiled: object) -> None:
             f"{name} has no program yet",
             hint="call it, or its `compile`, first",
         )
-    if (mesh := compiled.options.mesh) is not None:
-        raise SavedProgramError(
-            Reason.CANNOT_SAVE,
-            f"{name} runs on {mesh.size()} ranks, and a saved program is that of one process",
-            hint="save model.state_dict() on rank 0",
-        )
     if any(isinstance(update.rule, HostStep) for update in updates(compiled.program)):
         problem = f'{name} has update="host": its update is Python'
         hint = 'save the model and the optimizer themselves, or compile without update="host"'
