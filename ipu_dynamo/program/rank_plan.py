@@ -167,6 +167,32 @@ class RankPlan:
                 found.append(SumExchange(instruction, nbytes, sent, received))
         return found
 
+    def results(self, column: int) -> dict[str, int]:
+        """The results that the ranks of a column give the others of their row, once a call.
+
+        Returns:
+            By the name of the stream, the bytes for each of them.
+        """
+        if self.share.columns == 1:
+            return {}
+        cut, trains = self._cut, self.program.kind == "training"
+        iterations, accumulation = (
+            (cut.steps, cut.micro_batches) if trains else (cut.micro_batches, 1)
+        )
+        own = len(self.rows[0])
+        times = {
+            "all": iterations * accumulation * own,
+            "final": own,
+            "sum": own,
+            "once": 1,
+        }
+        return {
+            output.name: output.type.nbytes
+            * times.get(output.returns, iterations // output.period * accumulation * own)
+            for output in self.locals[column].outputs
+            if output.printing is None
+        }
+
     @property
     def votes(self) -> int:
         """How often the ranks vote in a step: in training, and if they send each other values."""
@@ -228,6 +254,12 @@ class RankPlan:
                 total = byte_text(sum(wire.nbytes for wire in wires))
                 yield f"    {title} {messages} of {total} in a step"
                 yield from (f"      {wire}" for wire in wires)
+        if results := self.results(column):
+            others = _count(self.share.columns - 1, "rank")
+            yield (
+                f"    gives {_count(len(results), 'result')} of {byte_text(sum(results.values()))} "
+                f"to {others} of its row, once a call"
+            )
         ranks = self.share.of_rank(column).of_column
         for of_rows in zip(*map(self.exchanges, ranks), strict=True):
             first = of_rows[0]

@@ -78,17 +78,16 @@ def decide_together(
     Raises:
         RankFailed: rank 0 could not measure.
     """
-    strategy, error = options.strategy, None
+    strategy, costs, error = options.strategy, None, None
     measures = strategy.ipus is not None and not strategy.costs
-    decided: dict[str, Any] = {}
-    if transport.share.rank == 0:
-        costs, error = attempt(measure) if measures else (None, None)
-        decided = {
-            "error": None if error is None else error_of(error),
-            "costs": costs,
-            "threads": torch.get_num_threads(),
-            "states": None if optimizer is None else [*_described(model, optimizer)],
-        }
+    if measures and transport.share.rank == 0:
+        costs, error = attempt(measure)
+    decided: dict[str, Any] = {
+        "error": None if error is None else error_of(error),
+        "costs": costs,
+        "threads": torch.get_num_threads(),
+        "states": None if optimizer is None else [*_described(model, optimizer)],
+    }
     decided = value_of_first(transport, decided)
     raise_together(error, [decided["error"]], "measure its operators")
     set_intra_op_threads(decided["threads"])

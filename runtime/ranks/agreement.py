@@ -27,12 +27,12 @@ def gather_values(transport: Transport, among: Among, value: Any) -> list[Any]:
 
 def value_of_first(transport: Transport, value: Any, among: Among = "mesh") -> Any:
     """Return the JSON value of the first rank of a group; those of the others do not count."""
-    own, share = _bytes_of(value), transport.share
-    size = torch.tensor([own.numel()])
+    message = _bytes_of(value)
+    size = torch.tensor([message.numel()])
     transport.broadcast(among, size.view(torch.uint8))
-    places = {"mesh": share.rank, "row": share.column, "column": share.row}
-    message = torch.empty(int(size), dtype=torch.uint8) if places[among] else own
-    transport.broadcast(among, message)
+    if message.numel() != size:
+        message = torch.empty(int(size), dtype=torch.uint8)
+    transport.broadcast(among, message)  # a dry run without other ranks leaves the own value
     return _read(message)
 
 

@@ -9,6 +9,7 @@ from torch import optim
 
 from ipu_dynamo import (
     ClipGradNorm,
+    Options,
     Strategy,
     compile_inference,
     compile_training,
@@ -19,8 +20,9 @@ from ipu_dynamo.program.replica_tree import subtrees
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.share import Share
 from ipu_dynamo.runtime.ranks.replica_sums import ReplicaSums
+from ipu_dynamo.runtime.ranks.torch_transport import TorchTransport
 from ipu_dynamo.testing.rank_threads import MemoryTransport, run_ranks
-from tests.ranks.mesh import Pipeline
+from tests.ranks.mesh import Pipeline, mesh, world
 
 OPTIONS = {"engine": "eager", "gradient_accumulation": 8, "strategy": Strategy("pipelined")}
 MESHES = [(1, 1), (1, 2), (2, 3), (4, 4), (3, 1), (256, 4)]
@@ -64,10 +66,10 @@ def programs():
     }
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: f"{mesh[0]}x{mesh[1]}")
+@pytest.mark.parametrize("shape", MESHES, ids=lambda shape: f"{shape[0]}x{shape[1]}")
 @pytest.mark.parametrize("name", ["adamw", "tied", "radam", "inference"])
-def test_wires_carry_the_copies_that_cross_ranks(programs, name, mesh):
-    rows, columns = mesh
+def test_wires_carry_the_copies_that_cross_ranks(programs, name, shape):
+    rows, columns = shape
     program = replace(programs[name], replicas=2 * rows)
     plan = RankPlan(Program.parse(program.text()), rows, columns)
     sent, received = Counter(), Counter()
@@ -151,6 +153,59 @@ def test_sums_exchange_the_bytes_of_the_plan(rows, replicas, sizes):
     assert sum(sent for sent, _ in planned) == sum(received for _, received in planned)
 
 
+@pytest.mark.parametrize("rank", [0, 1, 511, 1023])
+def test_a_step_makes_the_calls_of_the_plan(rank, monkeypatch):
+    """A rank of 1,024 makes a step without the others."""
+    made = Counter()
+
+    def count(name):
+        call = getattr(TorchTransport, name)
+
+        def counted(*arguments, **keywords):
+            made[name] += 1
+            return call(*arguments, **keywords)
+
+        monkeypatch.setattr(TorchTransport, name, counted)
+
+    with world(1024, rank=rank):
+        options = Options(**OPTIONS, replicas=256, mesh=mesh(256, 4))
+        model = Pipeline(4)
+        step = compile_training(model, sgd(model.parameters()), options)
+        step.compile(torch.ones(8, 4))
+        for name in ("send", "receive", "gather", "exchange", "maximum", "broadcast"):
+            count(name)
+        step(torch.ones(8, 4))
+    plan, column = step.rank_plan, rank % 4
+    results = [len(plan.results(each)) for each in range(4)]
+    assert made["send"] == sum(w.messages for w in plan.sent(column)) + 3 * results[column]
+    assert made["receive"] == (
+        sum(wire.messages for wire in plan.received(column)) + sum(results) - results[column]
+    )
+    assert made["gather"] == len(plan.exchanges(rank))
+    assert made["maximum"] == 2 * plan.votes  # along the row and along the column
+    assert not made["exchange"] + made["broadcast"]
+
+
+@pytest.mark.parametrize(
+    ("options", "nbytes"),
+    [
+        ({"output_mode": "all", "device_iterations": 2}, 2 * 8 * 2 * 4),
+        ({"output_mode": "final", "device_iterations": 2}, 2 * 4),
+        ({"output_mode": "every", "device_iterations": 4, "return_period": 2}, 2 * 8 * 2 * 4),
+        ({"output_mode": "sum"}, 2 * 4),
+    ],
+)
+def test_the_last_column_gives_its_row_the_results_of_a_call(options, nbytes):
+    options = OPTIONS | options | {"replicas": 4}
+    model = Pipeline(2)
+    step = compile_training(model, sgd(model.parameters()), options)
+    loss = step(torch.ones(8 * 4 * options.get("device_iterations", 1), 4))
+    assert loss.nbytes == 2 * nbytes
+    plan = RankPlan(step.program, 2, 2)
+    assert [plan.results(column) for column in range(2)] == [{}, {"0": nbytes}]
+    assert RankPlan(step.program, 2, 1).results(0) == {}
+
+
 def test_the_command_prints_the_plan_of_a_file(programs, tmp_path, capsys):
     file = tmp_path / "program.txt"
     program = replace(programs["adamw"], replicas=256)
@@ -164,14 +219,14 @@ def test_the_command_prints_the_plan_of_a_file(programs, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "problem"), [("3x1", "256 replicas, and the mesh 3 rows"), ("1x5", "on 4 IPUs")]
+    ("shape", "problem"), [("3x1", "256 replicas, and the mesh 3 rows"), ("1x5", "on 4 IPUs")]
 )
 def test_a_mesh_that_cannot_divide_the_program_is_refused(
-    mesh, problem, programs, tmp_path, capsys
+    shape, problem, programs, tmp_path, capsys
 ):
     file = tmp_path / "program.txt"
     file.write_text(replace(programs["adamw"], replicas=256).text())
-    assert main([str(file), "--mesh", mesh]) == 1
+    assert main([str(file), "--mesh", shape]) == 1
     error = capsys.readouterr().err
     assert problem in error
     assert "try:  " in error
