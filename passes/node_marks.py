@@ -39,6 +39,7 @@ from ipu_dynamo.passes.aot.annotate_stages import CUSTOM_STAGE
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import STREAM
 from ipu_dynamo.passes.joint.schedule_convolution_groups import PARTIALS
 from ipu_dynamo.passes.traced.tag_convolution_groups import Member
+from ipu_dynamo.program.machine_marks import MACHINE, MachineMark
 from ipu_dynamo.program.text.graph_text import GROUP, OWN_MEMORY, RECOMPUTED, GraphForm
 from ipu_dynamo.program.text.records import build
 
@@ -54,6 +55,7 @@ MARKS: dict[str, Any] = {  # keys of meta that passes read, with the types of th
     GROUP: str,
     PARTIALS: str,
     OWN_MEMORY: bool,
+    MACHINE: str,
     STREAM: tuple[int, int],
     CUTS_ROWS: bool,
     ANCHORED: bool,
@@ -125,6 +127,8 @@ def _meta(marks: dict[str, Any]) -> dict[str, Any]:
         if key not in MARKS:
             raise ValueError(f"no pass reads a mark {key}; those are {', '.join(MARKS)}")
         meta[key] = build(value, MARKS[key], key)
+    if MACHINE in meta:
+        MachineMark.parse(meta[MACHINE])
     if WANTED_GRADIENTS in meta:
         meta[WANTED_GRADIENTS] = frozenset(meta[WANTED_GRADIENTS])
     if POLICY in meta:

@@ -11,6 +11,7 @@ from ipu_dynamo.capture.private.tracing import fake_mode_of
 from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.marks.inner_gradients import take_gradients_op
 from ipu_dynamo.program import GROUP
+from ipu_dynamo.program.machine_marks import MACHINE, run_nothing
 
 _INHERITED = (STAGE, BACKWARD, "stack_trace")
 
@@ -100,7 +101,10 @@ def _strides(node: fx.Node) -> list[tuple[int, ...]]:
 
 
 def become(node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> None:
-    """Turn `node` into this call; it keeps its name, its place and the layout of its result."""
+    """Turn `node` into this call; it keeps its name, its place and the layout of its result.
+
+    A copy to that layout is none of the machine's: what is copied gets the mark of `node`.
+    """
     before = node.meta["val"]
     node.target, node.args, node.kwargs = target, args, kwargs
     after = evaluate(node)
@@ -112,5 +116,9 @@ def become(node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> None:
         size, stride = list(before.shape), list(before.stride())
         options = {"dtype": after.dtype, "device": after.device}
         empty = call(node.graph, aten.empty_strided.default, size, stride, origin=node, **options)
+    run_nothing(empty)
+    if MACHINE in node.meta:
+        dense.meta[MACHINE] = node.meta[MACHINE]
+    run_nothing(node)
     node.target, node.args, node.kwargs = aten.copy.default, (empty, dense), {}
     node.meta["val"] = evaluate(node)

@@ -1,4 +1,7 @@
-"""Compute operators on halves in float32, and round their results."""
+"""Compute operators on halves in float32, and round their results.
+
+The machine computes in half precision: marks give its dtype, see `machine_marks.py`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +15,7 @@ from torch.fx.node import map_aggregate, map_arg
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.graph.builder import become, call, keep_group
+from ipu_dynamo.program.machine_marks import MACHINE, NOTHING, in_dtype
 
 
 @dataclass
@@ -39,6 +43,10 @@ class InFloat:
             name = f"{node.name}_f32"
             result = call(self.graph, node.target, *args, origin=node, name=name, **kwargs)
         keep_group(node, result)
+        mark = node.meta.get(MACHINE)
+        result.meta[MACHINE] = in_dtype(mark, torch.float16)
+        if mark != NOTHING:
+            node.meta.pop(MACHINE, None)  # it becomes a cast, which the machine does not run
         if isinstance(result.meta["val"], Tensor):
             become(node, aten._to_copy.default, result, dtype=torch.float16)
             return
@@ -47,6 +55,8 @@ class InFloat:
             with self.graph.inserting_before(part):
                 name = f"{part.name}_f32"
                 value = call(self.graph, getitem, result, part.args[1], origin=part, name=name)
+            if part.meta["val"].is_floating_point() and not is_half(part):
+                value.meta[MACHINE] = in_dtype(part.meta.get(MACHINE), part.meta["val"].dtype)
             if part.meta["val"].dtype == torch.float16:
                 become(part, aten._to_copy.default, value, dtype=torch.float16)
             else:
@@ -67,6 +77,7 @@ class InFloat:
                 origin=reader,
                 name=f"{self.names.get(source, source.name)}_f32",
             )
+            self.upcasts[key].meta[MACHINE] = in_dtype(None, torch.float16)
         return self.upcasts[key]
 
 

@@ -69,6 +69,7 @@ from ipu_dynamo.program import (
 )
 from ipu_dynamo.program.ir import made_names
 from ipu_dynamo.program.ir.made_names import accumulator, alone, is_made, made_of
+from ipu_dynamo.program.machine_marks import MACHINE
 
 _KINDS: dict[Any, CollectiveKind] = {
     all_gather_op: "all_gather",
@@ -178,7 +179,8 @@ class _Cutter(Extraction):
         """An input of a slot; for a variable, its value from before any change, also after it."""
         if node not in self.roles:
             return super().read(node, index)
-        role, value = self.roles[node], {"val": node.meta["val"]}
+        role = self.roles[node]
+        value = {key: node.meta[key] for key in ("val", MACHINE) if key in node.meta}
         changer = self.cut.place.get(self.changes.get(node, node), index)
         if role.kind == "input" or index <= changer:
             return self.pieces[index].take(role.name, value)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count, groupby
 
 import torch
+from torch import fx
 
 from ipu_dynamo.capture.capture import (
     ACCUMULATION_WEIGHT,
@@ -23,6 +24,7 @@ from ipu_dynamo.capture.capture import (
     LossScale,
 )
 from ipu_dynamo.errors import CompileError, source_line
+from ipu_dynamo.ops.graph_queries import makes_constant, only_looks
 from ipu_dynamo.options import Options
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.levels import Move, Moves, Part, Partitioned, PartWrite
@@ -54,6 +56,7 @@ from ipu_dynamo.program.ir.constants import digest
 from ipu_dynamo.program.ir.function import with_bodies
 from ipu_dynamo.program.ir.layout import Layout, dense_strides
 from ipu_dynamo.program.ir.made_names import accumulator, alone, made_of, on_ipu
+from ipu_dynamo.program.text.graph_text import DIRECTION
 
 _COUNT = TensorType(torch.int64, ())
 _STEPS, _SO_FAR = alone("loss_scale.steps"), alone("loss_scale.so_far")
@@ -171,6 +174,8 @@ class _Emitter:
         return result
 
     def call(self, part: Part, arguments: tuple[str, ...]) -> Call:
+        if part.direction == "forward_backward":
+            _mark_backward(part.graph.graph)
         function = make_function(part.function_name, part.graph)
         traced = [node for node in function.operators if node.meta.get("stack_trace")]
         operators = [node for node in traced if not node.meta.get(BACKWARD)] or traced
@@ -406,6 +411,13 @@ class _LossScale:
         return found + [
             Variable(name, _COUNT, "accumulator", ipu, one) for name, ipu in self.counters.items()
         ]
+
+
+def _mark_backward(graph: fx.Graph) -> None:
+    """Mark what computes in the backward pass: the program does not say so in another way."""
+    for node in graph.nodes:
+        if node.meta.get(BACKWARD) and not only_looks(node) and not makes_constant(node):
+            node.meta[DIRECTION] = "backward"
 
 
 def _distinct(writes: Sequence[PartWrite]) -> list[list[PartWrite]]:

@@ -29,6 +29,7 @@ from ipu_dynamo.passes.levels import Part, Partitioned
 from ipu_dynamo.program import RECOMPUTED
 from ipu_dynamo.program.ir.function import structural_key
 from ipu_dynamo.program.ir.made_names import alone
+from ipu_dynamo.program.machine_marks import run_nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ def lift(original: fx.GraphModule) -> Lifted:
     streams = tuple(draw[0].meta[STREAM][1] for draw in draws)
     key = words[0].args[0].args[0]
     given = new_input(graph, "streams", list(graph.find_nodes(op="placeholder"))[-1])
+    run_nothing(given)
     given.meta["val"] = key.meta["val"].new_empty(len(streams), WORDS)
     with graph.inserting_before(words[0]):
         keys = _call(words[0], aten.add.Tensor, given, key)
@@ -79,8 +81,8 @@ def lift(original: fx.GraphModule) -> Lifted:
 
 
 def _call(origin: fx.Node, target: Any, *args: Any) -> fx.Node:
-    """Insert a call, which is recomputed if the node in its place was."""
-    node = call(origin.graph, target, *args, origin=origin)
+    """Insert a call of this computer, which is recomputed if the node in its place was."""
+    node = run_nothing(call(origin.graph, target, *args, origin=origin))
     if origin.meta.get(RECOMPUTED):
         node.meta[RECOMPUTED] = True
     return node

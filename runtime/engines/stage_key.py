@@ -48,7 +48,7 @@ def stage_key(function: Function, settings: Mapping[str, object]) -> str | None:
     if custom_passes is None or not all(map(_is_described, function.operators)):
         return None
     parts = [
-        function.key,
+        function.code_key,
         sorted(settings.items()),
         torch.get_num_threads() if settings.get("cpp.threads") is None else None,
         torch.get_float32_matmul_precision(),

@@ -9,10 +9,18 @@ from typing import Any
 from torch import fx
 
 from ipu_dynamo.errors import source_line
-from ipu_dynamo.ops.bodies import Body, all_bodies, known
+from ipu_dynamo.ops.bodies import Body, all_bodies, bodies_of, known
 from ipu_dynamo.ops.graph_queries import only_looks, owner, written_arguments
 from ipu_dynamo.program.ir.types import TensorType
-from ipu_dynamo.program.text.graph_text import GROUP, RECOMPUTED, node_text
+from ipu_dynamo.program.machine_marks import MACHINE
+from ipu_dynamo.program.text.graph_text import (
+    DIRECTION,
+    FUNCTION,
+    GROUP,
+    RECOMPUTED,
+    GraphForm,
+    node_text,
+)
 from ipu_dynamo.program.text.literals import write
 from ipu_dynamo.program.text.operator_text import operator_text
 
@@ -28,7 +36,7 @@ class Function:
         name: unique within the program.
         key: digest of everything that decides what is computed: operators, their arguments, which
             inputs are written, and dtype, shape, stride and device of every value. Equal keys
-            compute equal results.
+            compute equal results, here and on an IPU.
         inputs, outputs: types in calling order.
         graph: the computation; not part of comparisons, `key` stands for it.
     """
@@ -43,6 +51,11 @@ class Function:
     def operators(self) -> list[fx.Node]:
         """The computing nodes, in order."""
         return [n for n in self.graph.graph.nodes if n.op not in ("placeholder", "output")]
+
+    @property
+    def code_key(self) -> str:
+        """A digest of what this computer runs: `key` without what only an IPU does otherwise."""
+        return structural_key(self.graph, CODE)
 
     @property
     def written(self) -> tuple[int, ...]:
@@ -62,7 +75,8 @@ class Function:
             call = f"  {operator_text(node)}"
             again = "again: " if node.meta.get(RECOMPUTED) else ""
             group = f"group, {node.meta[GROUP]}: " if GROUP in node.meta else ""
-            lines.append(f"{call:<88}  # {again}{group}{source_line(node)}")
+            machine = f"on an IPU {node.meta[MACHINE]}: " if MACHINE in node.meta else ""
+            lines.append(f"{call:<88}  # {again}{group}{machine}{source_line(node)}")
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -102,15 +116,29 @@ def with_bodies(functions: Iterable[Function]) -> tuple[Function, ...]:
     return tuple(by_name.values())
 
 
-def structural_key(graph: fx.GraphModule) -> str:
+def structural_key(graph: fx.GraphModule, form: GraphForm = FUNCTION) -> str:
     """A digest of what `graph` computes from which layouts; names and source lines do not count."""
     number: dict[fx.Node, str] = {}
     text = partial(write, name_of=lambda node: number[node], otherwise=repr)
     digest = sha256()
     for node in graph.graph.nodes:
-        digest.update(f"{node_text(node, text, str)}\n".encode())
+        digest.update(f"{node_text(node, text, str, form)}\n".encode())
         number[node] = str(len(number))
     return digest.hexdigest()[:16]
+
+
+def _code_marks(node: fx.Node) -> dict[str, Any]:
+    marks = FUNCTION.marks(node)
+    return {key: mark for key, mark in marks.items() if key not in (MACHINE, DIRECTION)}
+
+
+def _code_arguments(node: fx.Node) -> tuple[Any, ...]:
+    """The arguments of a node, in which the code of bodies stands for their names."""
+    codes = {body.name: structural_key(body.graph, CODE) for body in bodies_of(node)}
+    return tuple(codes.get(arg, arg) if isinstance(arg, str) else arg for arg in node.args)
+
+
+CODE = GraphForm(marks=_code_marks, arguments=_code_arguments)  # what decides machine code
 
 
 def graph_outputs(graph: fx.GraphModule) -> tuple[Any, ...]:

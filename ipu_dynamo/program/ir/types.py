@@ -52,17 +52,26 @@ class TensorType:
         return TensorType(self.dtype, (-(-prod(self.shape) // count),))
 
     def __str__(self) -> str:
-        name = _SHORT.get(self.dtype) or str(self.dtype).removeprefix("torch.")
-        return f"{name}[{','.join(map(str, self.shape))}]"
+        return f"{dtype_name(self.dtype)}[{','.join(map(str, self.shape))}]"
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Inverse of `str`."""
         match = _TEXT.fullmatch(text)
-        dtype = _LONG.get(match[1]) if match else None
+        dtype = dtype_named(match[1]) if match else None
         if match is None or dtype is None:
             raise ValueError(f"not a tensor type: {text!r}")
         return cls(dtype, tuple(int(size) for size in match[2].split(",") if size))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype in the short form that programs print, such as `f32`."""
+    return _SHORT.get(dtype) or str(dtype).removeprefix("torch.")
+
+
+def dtype_named(name: str) -> torch.dtype | None:
+    """Inverse of `dtype_name`, also for the names of torch; None for any other text."""
+    return _LONG.get(name)
 
 
 def byte_text(nbytes: int) -> str:

@@ -35,6 +35,7 @@ from ipu_dynamo.ops.private.graphs import (
 )
 from ipu_dynamo.ops.private.node_meta import EXAMPLE_VALUE
 from ipu_dynamo.program.ir.layout import Layout, device_named
+from ipu_dynamo.program.machine_marks import MACHINE, MachineMark
 from ipu_dynamo.program.text.indented import Line, in_line
 from ipu_dynamo.program.text.literals import write
 from ipu_dynamo.program.text.reader import Pairs, Reader, Record
@@ -42,8 +43,9 @@ from ipu_dynamo.program.text.reader import Pairs, Reader, Record
 RECOMPUTED = "ipu.recomputed"  # key of a node's meta: the backward pass computes this again
 GROUP = "ipu.group"  # key of a convolution's meta: its place in a group, as in "parallel 1/2"
 OWN_MEMORY = "ipu.own_memory"  # key of a clone's meta: without it a result would share memory
+DIRECTION = "ipu.direction"  # key of a node's meta: "backward", in a function of both passes
 # what stays of a node's meta, besides its value and its source line
-_KEPT = (RECOMPUTED, GROUP, OWN_MEMORY)
+_KEPT = (RECOMPUTED, GROUP, OWN_MEMORY, MACHINE, DIRECTION)
 _OPS = ("placeholder", "call_function", "output")
 _PLACE = re.compile(r"(parallel|serial) [1-9]\d*/[1-9]\d*")
 _SOURCE = re.compile(r"(.+?):(\d+) in (\S+): (.+)")
@@ -64,6 +66,10 @@ def _known(marks: Marks) -> Marks:
 def _is_mark(key: str, value: object) -> bool:
     if key == GROUP:
         return isinstance(value, str) and _PLACE.fullmatch(value) is not None
+    if key == MACHINE:
+        return isinstance(value, str) and bool(MachineMark.parse(value))
+    if key == DIRECTION:
+        return value == "backward"
     return key in _KEPT and value is True
 
 

@@ -25,6 +25,7 @@ from ipu_dynamo.ops.precision import half_partial_sums as ops
 from ipu_dynamo.passes.graph.builder import become, call, keep_group
 from ipu_dynamo.passes.joint.schedule_convolution_groups import PARTIALS
 from ipu_dynamo.passes.kit import GraphPass
+from ipu_dynamo.program.machine_marks import run_nothing
 
 
 class HalfPartials(GraphPass):
@@ -149,6 +150,7 @@ def _convolution(p: _Product) -> None:
         product = p.op(ops.conv, x, weight, *geometry)
     keep_group(p.node, product)
     if bias is None:
+        run_nothing(p.node)
         p.become(aten.clone.default, product)
         return
     size = bias.meta["val"].shape[0]

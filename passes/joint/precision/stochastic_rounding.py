@@ -3,9 +3,10 @@
 With     enabled=True
 Before   %y = aten.exp(%x: f16[n])
 After    %k: i32[2] = random_key(".random_key")
-         %e = aten.exp(aten._to_copy(%x, dtype=torch.float32))
-         %a = aten.add(%k[0], offset(0, 8 << 20))
-         %b = aten.add(%k[1], offset(1, 8 << 20))
+         %e = aten.exp(aten._to_copy(%x, dtype=torch.float32))  with meta["ipu.machine"] = "f16"
+         %k  with meta["ipu.machine"] = "nothing"
+         %a = aten.add(%k[0], offset(0, 8 << 20))  with meta["ipu.machine"] = "nothing"
+         %b = aten.add(%k[1], offset(1, 8 << 20))  with meta["ipu.machine"] = "nothing"
          %a  with meta["ipu.stream"] = (0, 8 << 20)
          %b  with meta["ipu.stream"] = (1, 8 << 20)
          %y: f16[n] = ipu.round_stochastically(%e, %a, %b)

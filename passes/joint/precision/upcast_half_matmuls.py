@@ -3,7 +3,9 @@
 Before   %y = aten.mm(%a: f16[m,k], %b: f16[k,n])
 After    %c = aten._to_copy(%a, dtype=torch.float32)
          %d = aten._to_copy(%b, dtype=torch.float32)
-         %y = aten._to_copy(aten.mm(%c, %d), dtype=torch.float16)
+         %p = aten.mm(%c, %d)
+         %c, %d, %p  with meta["ipu.machine"] = "f16"
+         %y = aten._to_copy(%p, dtype=torch.float16)
 Keeps    stages and source lines; results, but for the order of the sum: both forms add in float32
          and round once. Other devices than the CPU multiply halves themselves.
 Source   a product of two halves is exact in float32. PyTorch 2.13 multiplies halves on the CPU at a

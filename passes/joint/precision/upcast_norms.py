@@ -13,22 +13,26 @@ After    %a = aten._to_copy(%x, dtype=torch.float32)
          %y = aten._to_copy(%l[0], dtype=torch.float16)
          %mean: f32[m,1] = %l[1]
          %scale: f32[m,1] = %l[2]
+         %b = aten._to_copy(%g, dtype=torch.float32)
          %d = aten.native_layer_norm_backward(
-             aten._to_copy(%g, dtype=torch.float32), %a, [n], %mean, %scale, None, None,
-             [True, False, False]
+             %b, %a, [n], %mean, %scale, None, None, [True, False, False]
          )
+         %a, %l, %b, %d  with meta["ipu.machine"] = "f16"
+         %mean, %scale  with meta["ipu.machine"] = "f32"
          %z = aten._to_copy(%d[0], dtype=torch.float16)
 Keeps    stages and source lines; results, but for what the rounded mean has cost. In float32
          PyTorch takes statistics by two passes or Welford's method already.
 Source   PopTorch user guide, "poptorch.Options.enableStableNorm".
 """
 
+import torch
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.passes.graph.upcast import InFloat, is_half
 from ipu_dynamo.passes.kit import GraphPass
+from ipu_dynamo.program.machine_marks import MACHINE, in_dtype
 
 _FORWARD = frozenset(
     {
@@ -77,8 +81,9 @@ def plan(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _let_read_unrounded(part: fx.Node, rewrite: InFloat) -> None:
-    """Let the backward pass read a result before its rounding."""
+    """Let the backward pass read a result before its rounding: on the machine it is float32."""
     (wide,) = part.all_input_nodes
     for reader in part.users:
         if reader.target in _BACKWARD:
+            wide.meta[MACHINE] = in_dtype(None, torch.float32)
             rewrite.upcasts[part, reader.meta.get(STAGE), reader.meta.get(BACKWARD)] = wide

@@ -14,6 +14,7 @@ from torch import fx
 from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.key_mixing import MULTIPLIERS, SHIFTS, signed
 from ipu_dynamo.passes.graph.builder import call
+from ipu_dynamo.program.machine_marks import run_nothing
 
 _DIGITS = {torch.float16: 11, torch.bfloat16: 8}  # of a fraction; float32 has 24
 _NUMBER_STEPS = (0x9E3779B9, 0x85EBCA6B)  # apart the operators of one graph
@@ -25,7 +26,7 @@ STREAM = "ipu.stream"  # key of the meta of `key[word] + offset(word, stream)`: 
 class Drawing:
     """Operators that draw for one node; `number` is the node's position among random ones.
 
-    They go to the graph's insertion point.
+    They go to the graph's insertion point. The machine runs none of them.
     """
 
     graph: fx.Graph
@@ -36,7 +37,7 @@ class Drawing:
 
     def op(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Insert a call, placed and blamed where the node is."""
-        return call(self.graph, target, *args, origin=self.node, **kwargs)
+        return run_nothing(call(self.graph, target, *args, origin=self.node, **kwargs))
 
     def bits(self, shape: tuple[int, ...]) -> fx.Node:
         """Uniform 32-bit integers of `shape`; every call gives others."""

@@ -8,15 +8,19 @@ After    def mix(%v: i32[n]):
              %d = aten.mul(aten.bitwise_xor(%b, %c), signed(0x846CA68B))
              %e = aten.bitwise_and(aten.bitwise_right_shift(%d, 16), (1 << 16) - 1)
              return (aten.bitwise_xor(%d, %e),)
+         def integers(%k: i32[2]):
+             %i = aten.view(aten.arange(n, dtype=torch.int32, device=torch.device("cpu")), [n])
+             %a = aten.add(%k[0], offset(0, 0))    # word 0 of the key, of operator 0
+             %b = aten.add(%k[1], offset(1, 0))
+             %a  with meta["ipu.stream"] = (0, 0)
+             %b  with meta["ipu.stream"] = (1, 0)
+             %r = mix(aten.add(mix(aten.add(%i, %a)), %b))
+             return (aten.bitwise_and(aten.bitwise_right_shift(%r, 8), (1 << 24) - 1),)
          %k: i32[2] = random_key(".random_key")
-         %i = aten.view(aten.arange(n, dtype=torch.int32, device=torch.device("cpu")), [n])
-         %a = aten.add(%k[0], offset(0, 0))        # word 0 of the key, of operator 0
-         %b = aten.add(%k[1], offset(1, 0))
-         %a  with meta["ipu.stream"] = (0, 0)
-         %b  with meta["ipu.stream"] = (1, 0)
-         %r = mix(aten.add(mix(aten.add(%i, %a)), %b))
-         %f = aten.bitwise_and(aten.bitwise_right_shift(%r, 8), (1 << 24) - 1)
-         %y = aten.mul(aten._to_copy(%f, dtype=torch.float32), 2.0**-24)
+         %k  with meta["ipu.machine"] = "nothing"
+         %r = integers(%k)  with meta["ipu.machine"] = "nothing"
+         %f = aten._to_copy(%r, dtype=torch.float32)  with meta["ipu.machine"] = "nothing"
+         %y = aten.mul(%f, 2.0**-24)  with meta["ipu.machine"] = "aten.rand_like.default"
 Keeps    shapes, dtypes, source lines, distributions. The values are a function of the seed, the
          call, the micro-batch, the replica, the operator's position in the whole graph and the
          element: placement, schedule, engine and recomputation change no bit.
@@ -40,6 +44,7 @@ from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.bodies import Body, bodies_of
 from ipu_dynamo.ops.control_flow import branch_op, loop_op, rename
 from ipu_dynamo.ops.graph_queries import draws
+from ipu_dynamo.ops.operators import operator_name
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.graph.builder import call, new_input
 from ipu_dynamo.passes.graph.extract import copied
@@ -52,6 +57,7 @@ from ipu_dynamo.passes.joint.random_numbers.counter_distributions import (
 from ipu_dynamo.passes.joint.random_numbers.random_operators import DRAW
 from ipu_dynamo.passes.kit import GraphPass
 from ipu_dynamo.program.ir.function import body_of
+from ipu_dynamo.program.machine_marks import MACHINE, run_nothing
 
 
 def plan(graph: fx.Graph) -> tuple[fx.Node, ...]:
@@ -152,12 +158,12 @@ class _Keyed:
         inputs = list(graph.find_nodes(op="placeholder"))
         first = next(node for node in graph.nodes if node.op != "placeholder")
         with graph.inserting_before(first):
-            key = graph.placeholder("loop_key")
+            key = run_nothing(graph.placeholder("loop_key"))
         key.meta["val"] = like.meta["val"]
         if carried is None:
             return cls(graph, key, None)
         with graph.inserting_before([*inputs, key][carried]):
-            iteration = graph.placeholder("iteration")
+            iteration = run_nothing(graph.placeholder("iteration"))
         with fake_mode_of([like.meta["val"]]):
             iteration.meta["val"] = like.meta["val"].new_empty(())
         return cls(graph, key, iteration)
@@ -175,7 +181,7 @@ class _Keyed:
         result = self.graph.output_node()
         assert self.iteration is not None
         with self.graph.inserting_before(result):
-            after = call(self.graph, aten.add.Tensor, self.iteration, 1, origin=loop)
+            after = run_nothing(call(self.graph, aten.add.Tensor, self.iteration, 1, origin=loop))
         returned: Any = result.args[0]
         result.args = ((*returned[:carried], after, *returned[carried:]),)
 
@@ -205,6 +211,7 @@ def key_input(capture: Joint) -> fx.Node:
         if role.kind == "random_key":
             return node
     key = new_input(capture.graph.graph, "random_key", nodes[-1] if nodes else None)
+    run_nothing(key)
     with fake_mode_of([n.meta["val"] for n in capture.graph.graph.nodes if "val" in n.meta]):
         key.meta["val"] = torch.empty(2, dtype=torch.int32, device=_device(capture))
     capture.placeholders = (*capture.placeholders, Placeholder(RANDOM_KEY, "random_key"))
@@ -218,10 +225,13 @@ def _device(capture: Joint) -> torch.device:
 
 
 def _replace(graph: fx.Graph, node: fx.Node, results: tuple[fx.Node, ...]) -> None:
-    if isinstance(node.meta["val"], torch.Tensor):
-        node.replace_all_uses_with(results[0])
-    else:
-        for user in list(node.users):
-            user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]
-            graph.erase_node(user)
+    """Replace a random operator, which the machine runs where the first read result is made."""
+    parts: list[Any] = [] if isinstance(node.meta["val"], torch.Tensor) else list(node.users)
+    results[min((part.args[1] for part in parts), default=0)].meta[MACHINE] = operator_name(
+        node.target
+    )
+    for part in parts:
+        part.replace_all_uses_with(results[part.args[1]])
+        graph.erase_node(part)
+    node.replace_all_uses_with(results[0])
     graph.erase_node(node)

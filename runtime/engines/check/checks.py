@@ -108,7 +108,7 @@ def _key(recipe: FunctionRecipe) -> str | None:
     codes = list(_codes(recipe))
     if not codes or not all(codes):
         return None
-    parts = [limits.VERSION, recipe.function.key, _this_check(), *codes]
+    parts = [limits.VERSION, recipe.function.code_key, _this_check(), *codes]
     return sha256("\n".join(map(str, parts)).encode()).hexdigest()
 
 

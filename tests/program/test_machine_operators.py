@@ -1,0 +1,341 @@
+"""Check what programs say of the operators that an IPU runs for them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, note
+from hypothesis import strategies as st
+from torch import nn
+
+import ipu_dynamo
+from ipu_dynamo import Block, Options, Strategy
+from ipu_dynamo.capture.trace import read_arguments, trace
+from ipu_dynamo.passes.pipeline import lower, whole_step
+from ipu_dynamo.program import Program
+from ipu_dynamo.program.machine_operators import machine_operators, machine_values
+from ipu_dynamo.runtime.engines.stage_key import stage_key
+from ipu_dynamo.testing import recipes
+from ipu_dynamo.testing.kinds import KINDS
+from tests.properties.running import draw_placement
+
+# What only decides how this computer does it.
+EMULATIONS = st.fixed_dictionaries(
+    {
+        "stochastic_rounding": st.booleans(),
+        "floating_point_exceptions": st.booleans(),
+        "outline": st.sampled_from([False, True, "auto"]),
+        "without": st.sampled_from([(), ("UpcastHalfMatmuls",)]),
+    }
+)
+HALF_KINDS = KINDS.keys() - {"double", "autocast", "half"}
+HALVES = torch.ones(2, 4, dtype=torch.float16)
+WITHOUT_UPCASTS = {"without": ("UpcastHalfMatmuls",)}
+
+
+def program(model, args, options=None, *, training=False, loss=None):
+    """The program of a model for one micro-batch."""
+    capture = trace(model, read_arguments(model, args, {}), training=training)
+    passes = whole_step(options or Options(), training=training, loss=loss)
+    return lower(capture, passes)
+
+
+def run_on_machine(program):
+    """The operators that an IPU runs, with the place of each; where functions begin is left out."""
+    return [
+        (call.ipu, call.stage, call.phase, operator)
+        for call, operators in machine_operators(program)
+        for operator in operators
+    ]
+
+
+def written(operators):
+    """Operators as `name(operands) -> results`, those of bodies indented."""
+    for each in operators:
+        operands, results = (", ".join(map(str, types)) for types in (each.operands, each.results))
+        back = "back: " if each.direction == "backward" else ""
+        yield f"{back}{each.operator.removesuffix('.default')}({operands}) -> {results}"
+        for body in each.bodies:
+            yield from (f"  {line}" for line in written(body))
+
+
+def lines(model, *args, training=False, **options):
+    """What the machine runs for a model; a program and its text agree."""
+    made = program(model, args, Options(**options), training=training, loss=0 if training else None)
+    found, read = (
+        list(written(operator for *_, operator in run_on_machine(one)))
+        for one in (made, Program.parse(made.text()))
+    )
+    assert read == found
+    return found
+
+
+@pytest.mark.quick(12)
+@given(
+    recipe=recipes(random=True, kinds=HALF_KINDS, dtypes=[torch.float16]),
+    training=st.booleans(),
+    partials=st.sampled_from(["half", "float"]),
+    emulation=EMULATIONS,
+    data=st.data(),
+)
+def test_machine_runs_the_same_operators_however_they_are_emulated(
+    recipe, training, partials, emulation, data
+):
+    model, placement = recipe.build(), draw_placement(data, recipe)
+    placement.place(model)
+    count = placement.micro_batches(training=training)
+    options = Options(
+        strategy=placement.strategy,
+        gradient_accumulation=count,
+        device_iterations=count,
+        partials=partials,
+        convolution_partials=partials,
+        outline=False,
+    )
+    arguments = recipe.data(1)
+    plain = program(model, arguments, options, training=training)
+    other = program(model, arguments, replace(options, **emulation), training=training)
+    note(str(plain))
+    note(str(other))
+    assert run_on_machine(other) == run_on_machine(plain)
+    assert run_on_machine(Program.parse(other.text())) == run_on_machine(other)
+
+
+class Dropouts(nn.Module):
+    """Equal layers with dropout on two IPUs, in half precision."""
+
+    def __init__(self, count=4):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(count))
+        self.half()
+
+    def forward(self, x):
+        half = len(self.layers) // 2
+        for ipu, layers in enumerate((self.layers[:half], self.layers[half:])):
+            with Block(f"ipu{ipu}", ipu):
+                for layer in layers:
+                    x = F.dropout(layer(x), 0.5).relu()
+                total = x.float().sum()
+        return total
+
+
+@pytest.mark.parametrize("rounding", [False, True])
+@pytest.mark.parametrize("outline", [False, True])
+def test_dropout_is_one_operator_and_its_mask_is_drawn_again(outline, rounding):
+    found = lines(
+        Dropouts(6),
+        HALVES,
+        training=True,
+        strategy=Strategy(kind="pipelined"),
+        gradient_accumulation=4,
+        outline=outline,
+        stochastic_rounding=rounding,
+        recompute="off",
+    )
+    drop = "native_dropout(f16[2,4]) -> f16[2,4]"
+    assert found[:3] == [
+        "aten.addmm(f16[4], f16[2,4], f16[4,4]) -> f16[2,4]",
+        f"aten.{drop}",
+        "aten.relu(f16[2,4]) -> f16[2,4]",
+    ]
+    assert found.count(f"aten.{drop}") == 6
+    assert found.count("back: aten.native_dropout_backward(f16[2,4]) -> f16[2,4]") == 6
+    assert not any("i32" in line or "b8" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("draw", "expected"),
+    [
+        (torch.rand_like, "aten.rand_like() -> f16[2,4]"),
+        (torch.bernoulli, "aten.bernoulli(f16[2,4]) -> f16[2,4]"),
+        (lambda x: torch.normal(x, 2.0), "aten.normal.Tensor_float(f16[2,4]) -> f16[2,4]"),
+        (
+            lambda x: F.rrelu(x, training=True),
+            "aten.rrelu_with_noise_functional(f16[2,4]) -> f16[2,4]",
+        ),
+        (lambda x: torch.native_dropout(x, 0.5, True)[1], "aten.native_dropout() -> b8[2,4]"),
+        (lambda x: x.multinomial(2).half(), "aten.multinomial(f16[2,4]) -> i64[2,2]"),
+    ],
+)
+@pytest.mark.parametrize("rounding", [False, True])
+def test_a_draw_is_one_operator(draw, expected, rounding):
+    found = lines(lambda x: (draw(x), x.exp()), HALVES, stochastic_rounding=rounding)
+    assert [line for line in found if line.startswith(expected.partition("(")[0])] == [expected]
+    assert [line for line in found if "_to_copy" not in line][1:] == [
+        "aten.exp(f16[2,4]) -> f16[2,4]"
+    ]
+
+
+def repeat(x):
+    return ipu_dynamo.for_loop(3, lambda c: F.dropout(c, 0.5).exp(), [x])[0]
+
+
+def choose(x):
+    return torch.cond(x.sum() > 0, lambda c: F.dropout(c, 0.5).exp(), lambda c: c.sin(), (x,))
+
+
+BODY = ["  aten.native_dropout(f32[2,4]) -> f32[2,4]", "  aten.exp(f32[2,4]) -> f32[2,4]"]
+
+
+def test_draws_in_bodies_are_one_operator():
+    x = HALVES.float()
+    assert lines(repeat, x) == ["ipu.loop(f32[2,4]) -> f32[2,4]", *BODY]
+    assert lines(choose, x)[2:] == [
+        "ipu.branch(b8[], f32[2,4]) -> f32[2,4]",
+        *BODY,
+        "  aten.sin(f32[2,4]) -> f32[2,4]",
+    ]
+
+
+def test_backward_loop_reads_no_mask_that_the_forward_loop_has_drawn():
+    class Repeated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return repeat(self.linear(x)).sum()
+
+    found = lines(Repeated(), HALVES.float(), training=True)
+    start = found.index("back: ipu.loop(f32[2,4], f32[3,2,4]) -> f32[2,4]")
+    assert found[start + 2] == "  back: aten.native_dropout_backward(f32[2,4]) -> f32[2,4]"
+
+
+def test_norms_keep_unrounded_values_for_the_backward_pass():
+    class Norm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(4).half()
+
+        def forward(self, x):
+            return self.norm(x).float().sum()
+
+    found = lines(Norm(), HALVES, training=True, stable_norm=True)
+    norm = "aten.native_layer_norm"
+    assert [line for line in found if norm in line] == [
+        f"{norm}(f16[2,4], f16[4], f16[4]) -> f16[2,4], f32[2,1], f32[2,1]",
+        f"back: {norm}_backward(f16[2,4], f16[2,4], f32[2,1], f32[2,1], f16[4], f16[4]) "
+        "-> f16[4], f16[4]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({}, "aten.convolution"),
+        (WITHOUT_UPCASTS, "aten.convolution"),
+        ({"convolution_partials": "half"}, "ipu.half_partials_conv"),
+        ({"convolution_partials": "half", "stochastic_rounding": True}, "ipu.half_partials_conv"),
+    ],
+)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_convolution_is_one_operator_in_any_layout(layout, options, name):
+    x, weight = (
+        torch.ones(shape, dtype=torch.float16).to(memory_format=layout)
+        for shape in ((2, 4, 6, 6), (4, 4, 3, 3))
+    )
+    assert lines(lambda x, w: F.conv2d(x, w).exp(), x, weight, **options) == [
+        f"{name}(f16[2,4,6,6], f16[4,4,3,3]) -> f16[2,4,4,4]",
+        "aten.exp(f16[2,4,4,4]) -> f16[2,4,4,4]",
+    ]
+
+
+def test_several_results_have_types_of_their_own():
+    """Stochastic rounding computes all of them in float32; the machine does that for statistics."""
+
+    class Norm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x):
+            return self.norm(x).float().sum()
+
+    plain = lines(Norm(), HALVES, training=True)
+    assert any("batch_norm" in line and "f16[2,4], f32[4]" in line for line in plain)
+    assert lines(Norm(), HALVES, training=True, stochastic_rounding=True) == plain
+
+
+class Transposed(nn.Module):
+    """A weight whose gradient is a view of a value that is a result, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.ones(4, 4).half()) for _ in range(2))
+
+    def forward(self, x):
+        return (x * (self.a.t() + self.b)).float().sum()
+
+
+def test_checks_and_copies_of_memory_are_nothing():
+    x = torch.ones(4, 4, dtype=torch.float16)
+    options = Options(floating_point_exceptions=True)
+    made = program(Transposed(), (x,), options, training=True, loss=0)
+    text = made.text()
+    assert "ipu.own_memory" in text
+    assert "ipu.check_floating_point" in text
+    found = lines(Transposed(), x, training=True, floating_point_exceptions=True)
+    assert not any("check" in line or "clone" in line for line in found)
+
+
+class InTwoFloats(nn.Module):
+    """A product of halves, and the same steps in float32 that the user asks for."""
+
+    def forward(self, x, w):
+        with Block("half", 0):
+            x = x @ w
+        with Block("float", 1):
+            return (x.float() @ w.float()).half()
+
+
+def test_functions_that_only_marks_distinguish_share_their_code():
+    square = torch.ones(4, 4, dtype=torch.float16)
+    made = program(InTwoFloats(), (square, square), Options(strategy=Strategy(kind="sharded")))
+    ours, users = made.functions
+    assert ours.key != users.key
+    assert ours.code_key == users.code_key
+    assert stage_key(ours, {}) == stage_key(users, {})
+    assert lines(InTwoFloats(), square, square, strategy=Strategy(kind="sharded")) == [
+        "aten.mm(f16[4,4], f16[4,4]) -> f16[4,4]",
+        "aten._to_copy(f16[4,4]) -> f32[4,4]",
+        "aten._to_copy(f16[4,4]) -> f32[4,4]",
+        "aten.mm(f32[4,4], f32[4,4]) -> f32[4,4]",
+        "aten._to_copy(f32[4,4]) -> f16[4,4]",
+    ]
+
+
+def test_bodies_that_only_marks_distinguish_share_their_code():
+    def ours(x, w):
+        return ipu_dynamo.for_loop(3, lambda c: c @ w, [x])[0]
+
+    def users(x, w):
+        return ipu_dynamo.for_loop(3, lambda c: (c.float() @ w.float()).half(), [x])[0]
+
+    square = torch.ones(4, 4, dtype=torch.float16)
+    made = [program(model, (square, square)).functions for model in (ours, users)]
+    assert [a.key == b.key for a, b in zip(*made, strict=True)] == [False, False]
+    assert [a.code_key == b.code_key for a, b in zip(*made, strict=True)] == [True, True]
+    assert made[0][-1].code_key != made[0][0].code_key
+
+
+def test_values_of_the_machine_have_its_types():
+    made = program(
+        Dropouts(),
+        (HALVES,),
+        Options(
+            strategy=Strategy(kind="pipelined"),
+            gradient_accumulation=4,
+            recompute="off",
+            stochastic_rounding=True,
+        ),
+        training=True,
+        loss=0,
+    )
+    values = machine_values(made)
+    masks = [n for f in made.functions for n in f.operators if n.meta["val"].dtype == torch.bool]
+    assert any(n.name in values for n in masks)
+    assert all(values.get(n.name) is None for n in masks)
+    copied = [copy.result for copy in made.copies if copy.value in values]
+    assert copied
+    assert {str(values[name]) for name in copied} == {"f16[2,4]"}
