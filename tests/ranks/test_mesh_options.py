@@ -225,12 +225,3 @@ def refused(problem, action, kind: type[IpuError] = OptionError):
     text = str(caught.value)
     assert re.search(problem, text, re.S), text
     assert "try:  " in text or "it must be a multiple" in text
-
-
-def test_a_program_of_several_ranks_is_not_saved(tmp_path):
-    with world(2):
-        options = Options("eager", replicas=2, mesh=mesh(2))
-        program = compile_inference(torch.nn.Linear(3, 2), options)
-        program(torch.zeros(1, 3))
-        with pytest.raises(SavedProgramError, match="runs on 2 ranks, and each has its share"):
-            save(program, tmp_path / "saved")
