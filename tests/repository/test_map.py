@@ -9,7 +9,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 NAMES = sorted(set(re.findall(r"`([\w./-]+\.(?:py|md|toml|txt)|[\w./-]+/)`", TEXT)))
 PATTERNS = {"tests/passes/LEVEL/test_NAME.py"}  # what a reader fills in
-HOMES = ("ipu_dynamo", "passes", "runtime", "poptorch", "tests", "docs", "benchmarks", "packaging")
+HOMES = ("ipu_dynamo", "passes", "runtime", "popdist", "poptorch")
+HOMES += ("tests", "docs", "benchmarks", "packaging")
 PATHS = [
     path.relative_to(ROOT).as_posix() for home in HOMES for path in (ROOT / home).glob("**/*")
 ] + [path.name for path in ROOT.iterdir()]
