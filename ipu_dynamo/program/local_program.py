@@ -167,6 +167,12 @@ class _Parts:
         if here == {False}:
             return []
         names = {*instruction.read_names, *instruction.written_names}
+        if (fetched := instruction.fetches) in self._others:
+            raise CompileError(
+                f"%{fetched} is in streaming memory, which the ranks of its IPU have, and another "
+                f"rank needs it on ipu{instruction.ipus[0]}",
+                hint="keep weights that several IPUs read on the chip",
+            )
         if here != {True} or not names.isdisjoint(self._others):
             problem = f"a rank cannot do this alone: {instruction}"
             raise CompileError(problem, hint=_TOGETHER)

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from ipu_dynamo.errors import CompileError, IpuError
+from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.locks import caller, fork_safe_lock
 from ipu_dynamo.ops.private.thread_modes import KeptGradMode
 from ipu_dynamo.program import Collective, HostProgram, Program, Send, TensorType
@@ -186,11 +186,6 @@ class Executable:
             self._form = self.fused = form(host, engine, storage, drops, devices, fuse_again)
             self.fused.prepare(hyperparameters)
         else:
-            if transport is not None and transport.share.rows > 1 and self._exchanges_in_loop:
-                raise CompileError(
-                    "replicas of several ranks cannot exchange tensors within forward so far",
-                    hint="give the mesh the dimension ipu alone",
-                )
             if transport is not None and self._has_messages:
                 self._ranks = RankStreams(host, self.schedule, transport)
                 if transport.share.columns > 1:

@@ -86,7 +86,7 @@ class MicroBatchLoop:
             replicas=len(replicas.own),
             memory=memory,
             exchanges={
-                i.result: ReplicaExchange(i, replicas)
+                i.result: ReplicaExchange(i, replicas) if streams is None else streams.exchange(i)
                 for i in cut.loop
                 if isinstance(i, Collective)
             },

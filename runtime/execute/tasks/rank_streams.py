@@ -1,16 +1,27 @@
-"""Run the streams between ranks: the messages of a step from and to the other ranks of a row."""
+"""Run the streams between ranks: the messages of a step from and to other ranks."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from ipu_dynamo.program import Copy, HostProgram, ReceiveFromRank, SendToRank, TensorType
-from ipu_dynamo.program.schedule.actions import ReceiveValues, SendValues
+from ipu_dynamo.errors import CompileError
+from ipu_dynamo.program import (
+    Collective,
+    Copy,
+    HostProgram,
+    ReceiveFromRank,
+    ReplicaGroups,
+    SendToRank,
+    TensorType,
+)
+from ipu_dynamo.program.schedule.actions import ReceiveValues, SendValues, Transfer
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.runtime.execute.tasks.replica_exchange import ReplicaExchange
 from ipu_dynamo.runtime.ranks.transport import Transport
 from ipu_dynamo.runtime.ranks.wires import Wires
 
@@ -24,6 +35,22 @@ class Awaited(NamedTuple):
     key: Key
     number: int
     is_empty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """The messages of a collective; see `OtherRanks`."""
+
+    wires: Wires
+    number: int
+
+    def post(self, rank: int, value: Tensor) -> None:
+        self.wires.post(rank, self.number, 0, value)
+
+    def take(self, rank: int) -> Tensor:
+        value = self.wires.take(rank, self.number, 0)
+        assert value is not None, "a message of an exchange has a value"
+        return value
 
 
 class RankStreams:
@@ -62,6 +89,17 @@ class RankStreams:
                 self._received[instruction.result] = instruction
                 for key in self._keys(instruction):
                     self._incoming[key] = cut.micro_batches, instruction.type
+        self._exchanges = {
+            i.result: (number, ReplicaExchange(i, host.replicas, *self._column(i, number)))
+            for number, i in enumerate(cut.all)
+            if isinstance(i, Collective) and i.ipu in self._own
+        }
+        for number, exchange in self._exchanges.values():
+            for rank, block in exchange.blocks:
+                if (own := host.replicas.own) != block:
+                    key, sent = (rank, number, 0), exchange.message_type(own, block)
+                    self._incoming[key] = cut.micro_batches, exchange.message_type(block, own)
+                    self._outgoing[key] = cut.micro_batches, sent
         self._awaited = self._plan_waits()
 
     def _plan_waits(self) -> dict[ReceiveValues, tuple["Awaited", ...]]:
@@ -81,6 +119,14 @@ class RankStreams:
         awaited = {}
         for (number, replica), micro_batches in theirs.items():
             transfer = self._schedule.transfers[number]
+            if replica not in self._replicas.own:
+                ipu, wires = self._schedule.passes[transfer.source].ipu, self._wires_of(transfer)
+                rank = self._share.rank_of(replica, ipu, self._replicas.count, self._ipus)
+                for micro_batch in micro_batches:
+                    action = ReceiveValues(number, micro_batch, replica)
+                    keys = [(rank, wire, 0) for wire in wires]
+                    awaited[action] = tuple(Awaited(key, micro_batch + 1, False) for key in keys)
+                continue
             place = replica - self._replicas.own.start
             if self._values[number]:
                 received = [self._received[name] for name in self._values[number]]
@@ -94,6 +140,45 @@ class RankStreams:
                 empty = not self._values[number]
                 awaited[action] = tuple(Awaited(key, count, empty) for key in keys)
         return awaited
+
+    def _column(
+        self, collective: Collective, wire: int
+    ) -> tuple[tuple[tuple[int, range], ...], "_Column"] | tuple[()]:
+        """The ranks whose replicas take part in a collective; empty: this one alone.
+
+        Raises:
+            CompileError: a group of replicas is on several ranks.
+        """
+        of, count = (
+            [self._share.of_rank(rank) for rank in self._share.of_column],
+            self._replicas.count,
+        )
+        if len(of) == 1:
+            return ()
+        groups = collective.groups or ReplicaGroups(count)
+        if groups.are_whole(count, len(self._replicas.own)):
+            return ()
+        if groups.size < count:
+            raise CompileError(
+                f"each {groups} exchanges tensors, and no rank with its {len(self._replicas.own)} "
+                "replicas has a whole one",
+                where=collective.source,
+                hint="groups of consecutive replicas whose size divides the replicas of a rank",
+            )
+        blocks = tuple((share.rank, share.replicas(count)) for share in of)
+        return blocks, _Column(self._wires, wire)
+
+    def exchange(self, collective: Collective) -> ReplicaExchange:
+        """What does a collective, with the other ranks of the column."""
+        return self._exchanges[collective.result][1]
+
+    def _wires_of(self, transfer: Transfer) -> list[int]:
+        """The wires of the exchanges that a transfer between replicas is for."""
+        return [
+            number
+            for number, exchange in self._exchanges.values()
+            if exchange.collective.value in transfer.values and exchange.others is not None
+        ]
 
     def _rank(self, ipu: int) -> int:
         """The rank of an IPU in this row."""
@@ -184,9 +269,13 @@ class RankStreams:
         assert value is not None, "a message of a stream has a value"
         return value
 
+    def awaits(self, action: ReceiveValues) -> bool:
+        """Whether an action is about another rank."""
+        return action in self._awaited
+
     def awaited(self, action: ReceiveValues) -> tuple["Awaited", ...]:
-        """The messages of other ranks that an action waits for."""
-        return self._awaited.get(action, ())
+        """The messages of another rank that an action waits for."""
+        return self._awaited[action]
 
     def have_arrived(self, awaited: Sequence["Awaited"]) -> bool:
         """Whether messages are there."""

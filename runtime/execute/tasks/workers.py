@@ -122,8 +122,8 @@ def _steps(
         match action:
             case RunPass() | AddGradients():
                 own = action
-            case ReceiveValues() if streams is not None and (of := streams.awaited(action)):
-                awaited += of
+            case ReceiveValues() if streams is not None and streams.awaits(action):
+                awaited += streams.awaited(action)
             case ReceiveValues(transfer=transfer):
                 message = transfer, action.micro_batch, action.replica
                 needed.add(numbers.setdefault(message, len(numbers)))
