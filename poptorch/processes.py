@@ -13,15 +13,16 @@ if TYPE_CHECKING:
 _made: "tuple[Any, DeviceMesh] | None" = None  # the last mesh, with its process group
 
 
-def mesh_of(options: Options, *, training: bool) -> "DeviceMesh | None":
+def mesh_of(options: Options, *, training: bool, saved: bool = False) -> "DeviceMesh | None":
     """The mesh of an executor; None if this process runs its program alone.
 
     `Options.Distributed` says how many processes share the replicas, and IPU_DYNAMO_MESH how many
     share the IPUs of each replica. With the variable their process group is made here. An
-    inference that no process group connects runs alone.
+    inference that no process group connects, or whose program is saved, runs alone.
 
     Raises:
-        poptorch.Error: training has several processes, but no process group of them.
+        poptorch.Error: training has several processes, but no process group of them, or its
+            program is a saved one.
         OptionError: IPU_DYNAMO_MESH cannot be read, or its processes cannot meet.
     """
     processes, own = options.Distributed.numProcesses, options.Distributed.processId
@@ -34,8 +35,14 @@ def mesh_of(options: Options, *, training: bool) -> "DeviceMesh | None":
             "popdist.poptorch.Options()",
             id="option",
         )
-    if rows * columns == 1:
+    if rows * columns == 1 or (saved and not training and columns == 1):
         return None
+    if saved:
+        raise createPoptorchError(
+            f"a saved program runs in one process, and this executor runs in {rows * columns}: "
+            "compile it instead, and load the weights with load_state_dict",
+            id="saved-program",
+        )
     if asked is not None:
         connect(rows * columns)
     import torch.distributed as dist

@@ -54,6 +54,7 @@ def core_options(
     loss_scale: float = 1.0,
     loss_scale_is_variable: bool = False,
     combined_accumulator: bool = False,
+    saved: bool = False,
 ) -> core.Options:
     """The core's options for an executor.
 
@@ -62,6 +63,7 @@ def core_options(
         loss_scale: what the loss is multiplied by in the backward pass.
         loss_scale_is_variable: whether `setOptimizer` may change it.
         combined_accumulator: the optimizer's state is in the gradients' accumulators.
+        saved: its program comes from a file.
 
     Raises:
         poptorch.Error: training has several processes and no process group, or the return period
@@ -69,7 +71,7 @@ def core_options(
         OptionError: the environment names devices or a mesh that are not there.
     """
     _check_period(options)
-    mesh = mesh_of(options, training=training)
+    mesh = mesh_of(options, training=training, saved=saved)
     reduction = options.Training.accumulation_and_replication_reduction_type
     strategy = options.Training.meanAccumulationAndReplicationReductionStrategy
     settings = options._Popart.options

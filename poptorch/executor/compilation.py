@@ -107,6 +107,7 @@ class Compilation(DeviceWeights, ExecutorInspection):
             loss_scale=update.loss_scale if update else 1.0,
             loss_scale_is_variable=update is not None and update.loss_scale_is_variable,
             combined_accumulator=update is not None and update.combined_accumulator,
+            saved=ready is not None,
         )
         groups = groups_of_model(adapter, self.per_replica_params, options.replicas)
         self._slices = slices_of_model(adapter, self.per_replica_params, options.replicas)

@@ -10,6 +10,7 @@ from torch import nn
 
 import poptorch
 from tests.popdist import processes
+from tests.ranks.mesh import world
 
 TRAIN = processes.PROGRAMS / "train.py"
 
@@ -68,6 +69,25 @@ def test_replicas_that_exchange_tensors_need_a_process_group():
 
     with pytest.raises(poptorch.Error, match="in 2 processes that no process group connects"):
         poptorch.inferenceModel(reduced, options)(torch.zeros(2, 2))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_saved_program_trains_in_one_process(training, tmp_path):
+    torch.manual_seed(0)
+    alone = executor(poptorch.Options(), training=training)
+    expected = alone(torch.ones(1, 2))
+    alone.save(tmp_path / "saved", export_model=False)
+    options = poptorch.Options()
+    options.Distributed.configureProcessId(0, 2)
+    torch.manual_seed(0)
+    with world(2):
+        several = executor(options, training=training)
+        if training:
+            with pytest.raises(poptorch.Error, match="in one process, and this executor runs in 2"):
+                several.loadExecutable(tmp_path / "saved")
+        else:
+            several.loadExecutable(tmp_path / "saved")
+            assert torch.equal(several(torch.ones(1, 2)), expected)
 
 
 @pytest.mark.parametrize(
