@@ -41,16 +41,20 @@ def test_keras_learns_digits_on_two_ipus_as_plain_keras_does(monkeypatch, capsys
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_digits_are_learnt_alike_on_any_number_of_ranks(ranks):
-    environment = {**os.environ, "IPU_DYNAMO_ENGINE": "eager", "OMP_NUM_THREADS": "1"}
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+@pytest.mark.parametrize("engine", ["eager", pytest.param("inductor", marks=pytest.mark.inductor)])
+def test_digits_have_the_same_bits_on_any_mesh(engine):
+    environment = {**os.environ, "IPU_DYNAMO_ENGINE": engine, "OMP_NUM_THREADS": "1"}
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     program = ["-m", "examples.digits_ranks", "--epochs", "1"]
-    printed = [
-        subprocess.run(
+
+    def printed(*command):
+        run = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=True, timeout=240
-        ).stdout
-        for command in ([sys.executable, *program], [*start, str(ranks), *program])
-    ]
-    assert printed[0] == printed[1]
-    assert printed[0].startswith("accuracy ")
+        )
+        return run.stdout
+
+    alone = printed(sys.executable, *program)
+    assert alone.startswith("losses ")
+    assert "output.bias " in alone
+    for mesh in ("4x1", "2x2", "1x4") if engine == "eager" else ("2x2",):
+        assert printed(*start, *program, "--mesh", mesh) == alone, mesh
