@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.program.ir.collectives import Collective
 from ipu_dynamo.program.ir.instructions import Call, Copy, Plain, Receive, Send
 from ipu_dynamo.program.ir.program import Program
 from ipu_dynamo.program.ir.rank_streams import ReceiveFromRank, SendToRank
+from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.ir.update_instructions import Update, UpdateFactors
 from ipu_dynamo.program.ir.update_rules import HostStep
 from ipu_dynamo.program.ir.values import Variable
+from ipu_dynamo.program.replica_tree import subtrees
 from ipu_dynamo.program.schedule.sections import sections, with_sections
 from ipu_dynamo.program.schedule.stage_passes import stage_passes
 from ipu_dynamo.program.share import Share
@@ -203,6 +206,26 @@ class _Parts:
                 )
             ]
         return []
+
+
+def message_type(
+    collective: Collective, replicas: int, sender: range, receiver: range
+) -> TensorType:
+    """The type of what a rank sends another one of its column for a micro-batch of a collective.
+
+    Args:
+        sender, receiver: the replicas of the ranks.
+    """
+    type_ = collective.type
+    match collective.kind:
+        case "all_gather":
+            shape = (len(sender), *type_.shape)
+        case "all_reduce":
+            shape = (len(subtrees(replicas, sender)), *type_.shape)
+        case "all_to_all":
+            rows, *rest = type_.shape
+            shape = (len(sender), len(receiver) * (rows // replicas), *rest)
+    return TensorType(type_.dtype, shape)
 
 
 def check_streams(programs: Sequence[Program]) -> None:

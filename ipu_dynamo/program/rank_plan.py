@@ -16,12 +16,13 @@ from functools import cached_property
 from pathlib import Path
 
 from ipu_dynamo.errors import CompileError, IpuError
+from ipu_dynamo.program.ir.collectives import Collective
 from ipu_dynamo.program.ir.instructions import AllReduce, ReduceScatter
 from ipu_dynamo.program.ir.program import Program
 from ipu_dynamo.program.ir.rank_streams import ReceiveFromRank, SendToRank
 from ipu_dynamo.program.ir.types import TensorType, byte_text
 from ipu_dynamo.program.ir.values import Variable
-from ipu_dynamo.program.local_program import check_streams, local_program
+from ipu_dynamo.program.local_program import check_streams, local_program, message_type
 from ipu_dynamo.program.replica_tree import GATHERED_BYTES, subtrees
 from ipu_dynamo.program.schedule.planning import schedule_of
 from ipu_dynamo.program.schedule.sections import sections
@@ -151,6 +152,26 @@ class RankPlan:
             times *= len(self.rows[0])
         return Wire(stream.wire, value, stream.type, ipu, to, times)
 
+    def collectives(self, rank: int) -> list[tuple[Collective, int, int, int]]:
+        """The collectives of replicas for which a rank sends the others of its column messages.
+
+        Returns:
+            For each, how many messages it sends in a step, and the bytes that it sends and gets.
+        """
+        share, replicas = self.share.of_rank(rank), self.program.replicas
+        own, found = self.rows[share.row], []
+        others = [block for block in self.rows if block != own]
+        for each in self.locals[share.column].walk():
+            if not isinstance(each, Collective) or not others:
+                continue
+            if each.groups is not None and each.groups.are_whole(replicas, len(own)):
+                continue
+            times = self._cut.micro_batches
+            sent = sum(message_type(each, replicas, own, block).nbytes for block in others)
+            received = sum(message_type(each, replicas, block, own).nbytes for block in others)
+            found.append((each, times * len(others), times * sent, times * received))
+        return found
+
     def exchanges(self, rank: int) -> list[SumExchange]:
         """The sums at the end of a step that a rank makes with the others of its column."""
         share, replicas = self.share.of_rank(rank), self.program.replicas
@@ -261,6 +282,13 @@ class RankPlan:
                 f"to {others} of its row, once a call"
             )
         ranks = self.share.of_rank(column).of_column
+        for of_each in zip(*map(self.collectives, ranks), strict=True):
+            each, messages, *_ = of_each[0]
+            yield (
+                f"    {each.kind} of %{each.value}: sends {_count(messages, 'message')} "
+                f"of {_bytes({sent for _, _, sent, _ in of_each})} in a step, receives "
+                f"{_bytes({received for *_, received in of_each})}"
+            )
         for of_rows in zip(*map(self.exchanges, ranks), strict=True):
             first = of_rows[0]
             name = "all_reduce" if isinstance(first.sum, AllReduce) else "reduce_scatter"

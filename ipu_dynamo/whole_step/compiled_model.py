@@ -1,7 +1,7 @@
 """Run a model as a program: compile at the first call, feed it, exchange its weights."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -21,6 +21,7 @@ from ipu_dynamo.passes.pipeline import update_recipe, with_update
 from ipu_dynamo.passes.program.emit_traced import WithoutGradient
 from ipu_dynamo.program import HostProgram, Program
 from ipu_dynamo.program.fused import Hyperparameters
+from ipu_dynamo.program.ir.collectives import Collective
 from ipu_dynamo.program.share import Share
 from ipu_dynamo.program_history import remember
 from ipu_dynamo.progress import compilation
@@ -93,6 +94,11 @@ class _Lowered(NamedTuple):
         """The seed of the options, or a fresh one."""
         seed = self.options.seed
         return fresh_seed(self.compiled.program) if seed is None else seed
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether replicas exchange values within a micro-batch."""
+        return any(isinstance(i, Collective) for i in self.compiled.program.walk())
 
     @property
     def decided(self) -> dict[str, Any]:
@@ -350,11 +356,8 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
 
     def _compile(self, given: Arguments) -> None:
         transport = ranks.transport_of(self.options)
-        share = None if transport is None else transport.share
-        # inference over replicas alone exchanges nothing
-        together = share is not None and (self.training or share.columns > 1)
         with (
-            nullcontext() if together else compile_lock(),
+            compile_lock() if transport is None else nullcontext(),
             torch.inference_mode(False),  # what is made outlives the call
             compilation(_name(self.model)) as times,
             skipping_sources(self.options.skipped_sources),
@@ -364,31 +367,59 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
                     self.newest_state.read()  # the new program goes on from there
                 elif self._link.live and self._executable is not None:
                     self.read_optimizer_state()
-            if transport is not None and together:
-                text = f"the compilation of {_name(self.model)}"
-                with transport.operation("mesh", "compile", text):
-                    self._compile_together(given, transport)
+            if transport is None:
+                lowered = self._lower(given, self.options)
+                self._bring_up(given, lowered, lowered.seed())
             else:
-                lowered = self._lower(given, self.options, share)
-                self._bring_up(given, lowered, lowered.seed(), transport)
+                self._compile_together(given, transport)
         self._times = times()
 
     def _compile_together(self, given: Arguments, transport: Transport) -> None:
-        """Compile on this rank of a mesh; see `agreement`."""
-        share = transport.share
-        optimizer = self._link.optimizer if self._link is not None and self._link.live else None
-        measure = partial(self._costs, given, share)
-        options = decide_together(transport, self.options, self.model, optimizer, measure)
-        lowered, error = attempt(self._lower, given, options, share)
+        """Compile on this rank of a mesh; see `agreement`.
+
+        Inference over replicas that exchange nothing is compiled by each rank for itself.
+        """
+        options, share = self.options, transport.share
+        text = f"the compilation of {_name(self.model)}"
+        operation = transport.operation("mesh", "compile", text)
+        agrees = self.training or share.columns > 1
+        with ExitStack() as stack:
+            if agrees:
+                stack.enter_context(operation)
+                optimizer = self._link.optimizer if self._link and self._link.live else None
+                measure = partial(self._costs, given, share)
+                options = decide_together(transport, options, self.model, optimizer, measure)
+            lowered, error = attempt(self._lower, given, options, share)
+            if lowered is not None and not agrees and lowered.exchanges:
+                agrees = True
+                stack.enter_context(operation)
+            if agrees:
+                self._agree(given, transport, lowered, error)
+                return
+        if lowered is None:
+            assert error is not None
+            raise error
+        with compile_lock():
+            self._bring_up(given, lowered, lowered.seed(), transport)
+
+    def _agree(
+        self,
+        given: Arguments,
+        transport: Transport,
+        lowered: _Lowered | None,
+        error: BaseException | None,
+    ) -> None:
+        """Compare the program with those of other ranks, and bring it up, or raise on all."""
         facts = None if lowered is None else lowered.facts(self.model)
         seed = compare(transport, facts, error)["seed"]
         assert lowered is not None
         with KeptGradMode(), unrecorded():
             take_weights(transport, self.model)
-        if share.rows > 1:
+        if transport.share.rows > 1:
             decided = value_of_first(transport, lowered.decided, "column")
             if decided != lowered.decided and (figures := read_decided(decided, lowered.engine)):
-                lowered, error = attempt(self._lower, given, options, share, figures)
+                lower = partial(self._lower, given, lowered.options, transport.share)
+                lowered, error = attempt(lower, figures)
         if lowered is not None:
             _, error = attempt(self._bring_up, given, lowered, seed, transport)
         complete_together(transport, error)

@@ -15,6 +15,7 @@ from ipu_dynamo import (
     compile_training,
     identity_loss,
 )
+from ipu_dynamo.collectives import all_reduce
 from ipu_dynamo.errors import RankFailed, RanksDiffer
 from ipu_dynamo.runtime.ranks.agreement import (
     broadcast_tensors,
@@ -310,7 +311,11 @@ def test_functions_that_do_not_compile_on_one_rank_are_an_error_on_all(monkeypat
         assert "rank 2 could not compile its functions: MemoryError: no memory" in str(other)
 
 
-def test_inference_agrees_with_a_dimension_ipu_only():
+def test_inference_agrees_with_a_dimension_ipu_or_collectives_only():
+    class Sum(nn.Module):
+        def forward(self, x):
+            return all_reduce(x)
+
     def infer(transport, model):
         step = compile_inference(model, {"engine": "eager", "replicas": transport.share.rows})
         step.compile(X)
@@ -320,10 +325,14 @@ def test_inference_agrees_with_a_dimension_ipu_only():
             infer(transport, Pipeline())
 
     def different(transport):
+        infer(transport, nn.Sequential(*(Sum(), nn.ReLU(), nn.Tanh())[: 2 + transport.share.rank]))
+
+    def different_stages(transport):
         infer(transport, Other() if transport.share.rank else Pipeline())
 
     run_ranks(2, 1, one_alone)
-    assert all(type(error) is RanksDiffer for error in run_failing_ranks(1, 2, different))
+    for shape, run in (((2, 1), different), ((1, 2), different_stages)):
+        assert all(type(error) is RanksDiffer for error in run_failing_ranks(*shape, run))
 
 
 def test_figures_are_those_of_the_first_rank_of_each_column(monkeypatch):
@@ -345,3 +354,13 @@ def test_figures_are_those_of_the_first_rank_of_each_column(monkeypatch):
         Figures("torch"),
         Figures("onednn"),
     ]
+
+
+def test_ranks_that_share_a_program_cache_do_not_wait_for_each_other_in_it(tmp_path):
+    options = replace(PIPELINED, program_cache=str(tmp_path))
+
+    def run(transport):
+        return train(transport, options).noted[0].compiled.program.text()
+
+    assert len({*run_ranks(2, 2, run), *run_ranks(2, 2, run)}) == 1
+    assert len([*tmp_path.glob("**/*program*")]) >= 1

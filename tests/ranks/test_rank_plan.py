@@ -2,18 +2,22 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import optim
 
 from ipu_dynamo import (
+    Block,
     ClipGradNorm,
     Options,
     Strategy,
     compile_inference,
     compile_training,
+    identity_loss,
 )
+from ipu_dynamo.collectives import all_gather, all_reduce, all_to_all
 from ipu_dynamo.program import Copy, Program, TensorType, UpdateFactors
 from ipu_dynamo.program.rank_plan import RankPlan, exchanged_bytes, main
 from ipu_dynamo.program.replica_tree import subtrees
@@ -153,9 +157,27 @@ def test_sums_exchange_the_bytes_of_the_plan(rows, replicas, sizes):
     assert sum(sent for sent, _ in planned) == sum(received for _, received in planned)
 
 
-@pytest.mark.parametrize("rank", [0, 1, 511, 1023])
-def test_a_step_makes_the_calls_of_the_plan(rank, monkeypatch):
-    """A rank of 1,024 makes a step without the others."""
+class Exchanging(Pipeline):
+    """Replicas exchange values on the first IPU and on the last one."""
+
+    def forward(self, x):
+        with Block("0", ipu_id=0):
+            x = all_gather(self.layers[0](x), 8).mean(0)
+        with Block("1", ipu_id=1):
+            x = all_reduce(self.layers[1](x))
+            x = all_to_all(x.expand(8, *x.shape).flatten(0, 1))
+            return identity_loss(x.square(), "mean")
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "columns", "replicas", "rank"),
+    [
+        *((partial(Pipeline, 4), 256, 4, 256, rank) for rank in (0, 1, 511, 1023)),
+        *((Exchanging, 4, 2, 8, rank) for rank in (0, 5)),
+    ],
+)
+def test_a_step_makes_the_calls_of_the_plan(model, rows, columns, replicas, rank, monkeypatch):
+    """A rank makes a step without the others, up to 1,023 of them."""
     made = Counter()
 
     def count(name):
@@ -167,23 +189,40 @@ def test_a_step_makes_the_calls_of_the_plan(rank, monkeypatch):
 
         monkeypatch.setattr(TorchTransport, name, counted)
 
-    with world(1024, rank=rank):
-        options = Options(**OPTIONS, replicas=256, mesh=mesh(256, 4))
-        model = Pipeline(4)
+    with world(rows * columns, rank=rank):
+        options = Options(**OPTIONS, replicas=replicas, mesh=mesh(rows, columns))
+        model = model()
         step = compile_training(model, sgd(model.parameters()), options)
-        step.compile(torch.ones(8, 4))
+        x = torch.ones(8 * replicas // rows, 4)
+        step.compile(x)
         for name in ("send", "receive", "gather", "exchange", "maximum", "broadcast"):
             count(name)
-        step(torch.ones(8, 4))
-    plan, column = step.rank_plan, rank % 4
-    results = [len(plan.results(each)) for each in range(4)]
-    assert made["send"] == sum(w.messages for w in plan.sent(column)) + 3 * results[column]
-    assert made["receive"] == (
-        sum(wire.messages for wire in plan.received(column)) + sum(results) - results[column]
+        step(x)
+    plan, column = step.rank_plan, rank % columns
+    results = [len(plan.results(each)) for each in range(columns)]
+    collective = [messages for _, messages, *_ in plan.collectives(rank)]
+    assert made["send"] == sum(
+        [*(wire.messages for wire in plan.sent(column)), *collective],
+        (columns - 1) * results[column],
     )
+    assert made["receive"] == sum(
+        [*(wire.messages for wire in plan.received(column)), *collective],
+        sum(results) - results[column],
+    )
+    assert bool(collective) == (type(model) is Exchanging)
     assert made["gather"] == len(plan.exchanges(rank))
     assert made["maximum"] == 2 * plan.votes  # along the row and along the column
     assert not made["exchange"] + made["broadcast"]
+
+
+def test_all_that_collectives_send_is_received():
+    model = Exchanging()
+    step = compile_training(model, sgd(model.parameters()), OPTIONS | {"replicas": 8})
+    step.compile(torch.ones(64, 4))
+    plan = RankPlan(Program.parse(step.program.text()), 4, 2)
+    moved = [each for rank in range(8) for each in plan.collectives(rank)]
+    assert sum(sent for _, _, sent, _ in moved) == sum(received for *_, received in moved) > 0
+    assert "all_gather of %" in str(plan)
 
 
 @pytest.mark.parametrize(

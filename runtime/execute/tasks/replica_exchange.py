@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.program import Collective, TensorType
+from ipu_dynamo.program.local_program import message_type
 from ipu_dynamo.program.replica_tree import additions, subtrees
 from ipu_dynamo.program.share import OwnReplicas
 
@@ -74,16 +75,7 @@ class ReplicaExchange:
 
     def message_type(self, sender: range, receiver: range) -> TensorType:
         """The type of what a rank with some replicas sends to one with others."""
-        type_, count = self.collective.type, self.replicas.count
-        match self.collective.kind:
-            case "all_gather":
-                shape = (len(sender), *type_.shape)
-            case "all_reduce":
-                shape = (len(subtrees(count, sender)), *type_.shape)
-            case "all_to_all":
-                rows, *rest = type_.shape
-                shape = (len(sender), len(receiver) * (rows // count), *rest)
-        return TensorType(type_.dtype, shape)
+        return message_type(self.collective, self.replicas.count, sender, receiver)
 
     def give(self, place: int, value: Tensor) -> None:
         """Give a value, which is not written any more.
