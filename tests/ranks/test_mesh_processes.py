@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.ranks.same_program import OtherPipeline, text_of
+
 ENDS = 120  # seconds
 
 
@@ -39,3 +41,28 @@ def test_ranks_train_with_the_bits_of_one_process(shape, names, tmp_path):
     for rank, output in zip(ranks, outputs, strict=True):
         assert rank.returncode == 0, output
         assert f"{rows} row" in output
+
+
+@pytest.mark.slow
+def test_ranks_have_the_text_of_one_process_or_see_the_line_that_differs(tmp_path):
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+
+    def texts(*arguments):
+        folder = tmp_path / str(len(arguments))
+        folder.mkdir()
+        subprocess.run(
+            [sys.executable, *start, "-m", "tests.ranks.same_program", folder, *arguments],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            check=True,
+            timeout=ENDS,
+        )
+        return [(folder / f"rank{rank}.txt").read_text() for rank in range(3)]
+
+    assert texts() == [text_of(None)] * 3
+    first, *others = texts("--other", "2")
+    assert others == [first] * 2
+    assert first.startswith("RanksDiffer: the ranks differ in programs, first in line ")
+    own, theirs = text_of(None).splitlines(), text_of(None, OtherPipeline).splitlines()
+    assert own != theirs
+    assert "\n  ranks 0, 1: " in first
+    assert "\n  rank 2: " in first
