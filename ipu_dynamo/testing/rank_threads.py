@@ -189,6 +189,11 @@ class MemoryTransport:
     def follow(self, lost: Callable[[IpuError], None]) -> None:
         """Do nothing: a wait for a rank that has ended gets an error itself."""
 
+    def abandon(self, problem: str) -> IpuError:
+        """Give up the mesh: this rank counts as ended."""
+        self._mesh.changes.make(lambda: self._mesh.ended.add(self.share.rank))
+        return RankLost(problem, rank=self.share.rank)
+
     def send(self, to: int, tag: Tag, message: Tensor) -> _Message:
         """Send a message. Never waits."""
         return self._meet((self.share.rank, to, tag), message, to, sends=True)

@@ -269,7 +269,11 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             self._compile(arguments)
             tensors = arguments.tensors
         else:
-            tensors = self._expected.tensors(args, kwargs)
+            try:
+                tensors = self._expected.tensors(args, kwargs)
+            except BaseException as error:
+                self._give_up(error)
+                raise
         return self.run(tensors, on_send)
 
     def run(self, tensors: Sequence[Tensor], on_send: OnSend | None = None) -> Any:
@@ -279,22 +283,26 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             tensors: those of the arguments, in the order in which flattening finds them.
             on_send: as in a call.
         """
-        if on_send is not None and self.options.grid[1] > 1:
-            raise InputError(
-                "on_send is called with each device iteration, and with a mesh of dimension ipu a "
-                "rank has results at the end of a call",
-                hint="leave on_send out, and use smaller calls",
-            )
         inputs, compiled, executable = self._inputs, self._compiled, self._executable
-        if inputs is None or compiled is None or executable is None:
-            raise not_compiled()
-        self._check_model()
-        if self.newest_state is not None:
-            self.newest_state.give(self)
-        if self._state_to_write:
-            self.write_optimizer_state()
-        hyperparameters = self._next_hyperparameters()
-        fed = inputs.of(tensors, executable)
+        try:
+            if on_send is not None and self.options.grid[1] > 1:
+                raise InputError(
+                    "on_send is called with each device iteration, and with a mesh of dimension "
+                    "ipu a rank has results at the end of a call",
+                    hint="leave on_send out, and use smaller calls",
+                )
+            if inputs is None or compiled is None or executable is None:
+                raise not_compiled()
+            self._check_model()
+            if self.newest_state is not None:
+                self.newest_state.give(self)
+            if self._state_to_write:
+                self.write_optimizer_state()
+            hyperparameters = self._next_hyperparameters()
+            fed = inputs.of(tensors, executable)
+        except BaseException as error:
+            self._give_up(error)
+            raise
         with recorded_casts_only():
             sent = None if on_send is None else partial(self._sent, on_send)
             results = executable(fed, hyperparameters, sent)
@@ -306,6 +314,11 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         if executable.records is not None:
             self._anchored |= executable.records.last
         return _returned(compiled, results)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Let a call that fails before it has begun fail on all ranks, which wait for this one."""
+        if self._executable is not None:
+            self._executable.give_up(error)
 
     def _next_hyperparameters(self) -> Hyperparameters:
         """The hyperparameters of the steps that are about to run, for each group."""

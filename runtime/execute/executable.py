@@ -34,6 +34,7 @@ from ipu_dynamo.runtime.execute.replayed_step import ReplayedStep
 from ipu_dynamo.runtime.execute.tasks.rank_streams import RankStreams
 from ipu_dynamo.runtime.execute.timeline import Timeline
 from ipu_dynamo.runtime.execute.transaction.commit import Commit
+from ipu_dynamo.runtime.execute.transaction.rank_vote import RankCall
 from ipu_dynamo.runtime.execute.transaction.update_runs import UpdateRecipe
 from ipu_dynamo.runtime.ranks.transport import Transport
 from ipu_dynamo.runtime.update.host_update import HostStepper
@@ -202,6 +203,7 @@ class Executable:
                 engine=engine,
                 update_recipe=update_recipe,
                 streams=self._ranks,
+                row=self._row,
                 others=others,
             )
         self._commit = self._form.commit
@@ -448,7 +450,45 @@ class Executable:
                 "another call of this executable is running, in another thread or around this one\n"
                 "  try:  one call after the other, or an executable for each thread"
             )
-        return self._alone(self._call, inputs, hyperparameters, sent)
+        ranks = self._looped.ranks if self._looped is not None else None
+        if ranks is None:
+            return self._alone(self._call, inputs, hyperparameters, sent)
+        return self._alone(self._call_together, ranks, inputs, hyperparameters, sent)
+
+    def give_up(self, error: BaseException) -> None:
+        """End a call with an error that came before it, for ranks that wait in it.
+
+        Raises:
+            BaseException: the error of a rank that failed first.
+        """
+        ranks = self._looped.ranks if self._looped is not None else None
+        if ranks is None or self._one_call.locked():
+            return
+
+        def fail() -> None:
+            with ranks.operation():
+                ranks.open(self._rounds)
+                ranks.fail(error)
+
+        self._alone(fail)
+
+    def _call_together(
+        self,
+        ranks: RankCall,
+        inputs: Mapping[str, Tensor],
+        hyperparameters: Hyperparameters,
+        sent: Sent | None,
+    ) -> dict[str, Tensor]:
+        """Run a call that fails on all ranks if it fails on one."""
+        with ranks.operation():
+            try:
+                ranks.open(self._rounds)
+                return ranks.results(self._call(inputs, hyperparameters, sent))
+            except BaseException as error:
+                ranks.fail(error)
+                raise
+            finally:
+                ranks.close()
 
     def _call(
         self,
@@ -456,6 +496,7 @@ class Executable:
         hyperparameters: Hyperparameters,
         sent: Sent | None,
     ) -> dict[str, Tensor]:
+        ranks = self._looped.ranks if self._looped is not None else None
         try:
             self._calls = True
             self._settle()
@@ -477,6 +518,9 @@ class Executable:
                     self._storage.expect_writes()
                     if observer.call_began is not None:
                         observer.call_began(self.batching.micro_batches)
+                    if ranks is not None:
+                        state = streams.seed, streams.step
+                        ranks.agree_on(inputs, state, hyperparameters, self._host.program)
                     self._form.prepare(hyperparameters)
                     self._form.run(self._rounds, streams, observer)
                     complete = True
@@ -487,9 +531,6 @@ class Executable:
                     self._storage.keep_writes()
                     if observer.call_ended is not None:
                         observer.call_ended(streams, complete)
-            results = self._link.returned(streams)
-            if self._row is not None and self._ranks is not None:
-                results = self._ranks.give_row(results, self._row)
-            return results
+            return self._link.returned(streams)
         finally:
             self._calls = False

@@ -26,10 +26,10 @@ from ipu_dynamo.runtime.execute.specialisations import Specialisations
 from ipu_dynamo.runtime.execute.step_end import StepEnd
 from ipu_dynamo.runtime.execute.tasks.micro_batch_loop import MicroBatchLoop
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import stages_of
-from ipu_dynamo.runtime.execute.tasks.rank_streams import RankStreams
+from ipu_dynamo.runtime.execute.tasks.rank_streams import RankStreams, RowValue
 from ipu_dynamo.runtime.execute.tasks.task_code import TaskWriter
 from ipu_dynamo.runtime.execute.transaction.commit import Commit
-from ipu_dynamo.runtime.execute.transaction.rank_vote import run_together
+from ipu_dynamo.runtime.execute.transaction.rank_vote import RankCall, WeightsInCommon
 from ipu_dynamo.runtime.execute.transaction.rollback import rollback_of
 from ipu_dynamo.runtime.execute.transaction.update_runs import UpdateRecipe, UpdateRuns
 from ipu_dynamo.runtime.update.host_update import HostStepper
@@ -92,6 +92,7 @@ class LoopedStep:
         engine: makes callables of functions, also of traced updates.
         update_recipe: how functions of traced updates become callables; None without such updates.
         streams: from and to other ranks; None: there are no others.
+        row: of the results that ranks of a row give each other, if they do.
         others: the same loop and variables, with updates that were traced for other
             hyperparameters.
 
@@ -99,6 +100,7 @@ class LoopedStep:
         commit: makes each step complete or undone.
         variants: the ends of steps. The first is that of `host`. Tracing and readers of files bound
             their number.
+        ranks: makes each call succeed on all ranks or none; None: there are no others.
         host: makes the step of an optimiser that runs in Python.
         another: traces the update for the next step, if none of the variants fits it.
     """
@@ -117,10 +119,10 @@ class LoopedStep:
         engine: Engine,
         update_recipe: UpdateRecipe | None = None,
         streams: RankStreams | None = None,
+        row: Sequence[RowValue] | None = None,
         others: Sequence[HostProgram] = (),
     ) -> None:
         program = host.runs
-        self._ranks = streams
         self.another: Callable[[], HostProgram] = cannot_trace
         self.host: HostStepper = no_optimizer
         self._hyperparameters: Hyperparameters = ()
@@ -128,7 +130,7 @@ class LoopedStep:
         self._devices, self._memory = devices, memory
         self._runs = UpdateRuns(engine, host.threads, update_recipe)
         cut, self._rounding = sections(program), HalfRounder()
-        self._storage = storage
+        self._storage, self._streams = storage, streams
         self._trains = program.kind == "training"
         updates = [i for i in program.walk() if isinstance(i, Update)]
         self._rounds_at_random = any(update.rounding == "stochastic" for update in updates)
@@ -149,7 +151,12 @@ class LoopedStep:
             guard=guard_updates,
             reload=self._reload_states,
         )
-        self.commit = Commit(storage, rollback)
+        self.commit, self._guards = Commit(storage, rollback), guard_updates
+        self.ranks: RankCall | None = None
+        if streams is not None:
+            names = [v.name for v in program.variables if v.kind in ("parameter", "state")]
+            weights = WeightsInCommon({name: storage.stored_tensor(name) for name in names})
+            self.ranks = RankCall(streams, row, weights, (self._begin, known[0].end))
         self._loop = MicroBatchLoop(
             program,
             stages_of(host, self._runs.compile),  # the functions of updates with them
@@ -200,7 +207,7 @@ class LoopedStep:
             self._runs,
             made,
             lambda gradients: self.host(gradients),
-            self._ranks,
+            self._streams,
         )
         return Variant(host, end, made.compute if made is not None else None)
 
@@ -227,21 +234,18 @@ class LoopedStep:
 
     def run(self, steps: int, streams: HostStreams, observer: Observer) -> None:
         """Run the steps of a call; all of its micro-batches, when there are no updates."""
-        commit, iterations = self.commit, self._iterations
+        commit = self.commit
         for step in range(steps):
             end = self.variants.choose(self._hyperparameters).end
             commit.open()
-            if self._ranks is None:
+            if self.ranks is None:
                 self._compute(step, end, streams, observer)
+                self._write(end)
             else:
-                ends = self._begin, end
-                compute = partial(self._compute, step, end, streams, observer)
-                run_together(self._ranks, ends, compute)
-            commit.vote()
-            if end.commits:
-                commit.write(end.write, iterations)
-            else:
-                commit.complete(iterations)
+                self.ranks.begin(self._begin, end)
+                self._compute(step, end, streams, observer)
+                with self.ranks.deciding():
+                    self._write(end)
             if observer.step_ended is not None:
                 observer.step_ended(step, commit.current)
             if self._trains and observer.iteration_ended is not None:
@@ -249,11 +253,29 @@ class LoopedStep:
             if self._storage.waiting:
                 self._storage.write_waiting()
 
+    def _write(self, end: StepEnd) -> None:
+        """Write the variables of a step that has succeeded so far."""
+        self.commit.vote()
+        if not end.commits:
+            self.commit.complete(self._iterations)
+        elif self.ranks is not None and self._guards:
+            write = partial(self.ranks.agree_on_update, end.write)
+            self.commit.write(write, self._iterations)
+        else:
+            self.commit.write(end.write, self._iterations, counts=self.ranks is not None)
+
     def _compute(self, step: int, end: StepEnd, streams: HostStreams, observer: Observer) -> None:
         """Run all of a step that comes before its first write of a lasting variable."""
+        self._at(0)
         self._begin.prepare(self._hyperparameters)
         self._storage.hold(self._begin.copies)
-        self._loop(step, streams, observer)
+        self._at(1)
+        try:
+            self._loop(step, streams, observer)
+        except BaseException:
+            self._at(1, *self._loop.failed)
+            raise
+        self._at(2)
         if observer.update_began is not None:
             observer.update_began(step, self.commit.current)
         if end.commits:
@@ -261,6 +283,11 @@ class LoopedStep:
                 number = streams.step + step * self._iterations
                 self._rounding.begin(seed=streams.seed, step=number)
             end.prepare(self._hyperparameters)
+
+    def _at(self, *place: int) -> None:
+        """Note the operation that runs, for votes on its error."""
+        if self.ranks is not None:
+            self.ranks.place = place
 
     def plan(self) -> HostPlan:
         """Describe a step for the printed host program."""

@@ -174,11 +174,13 @@ class StepEnd:
     def drain(self) -> None:
         """Take part in the exchanges that the step has not come to, whatever is exchanged."""
         while self._exchanged < len(self._exchanges):
-            self._exchange(self._exchanges[self._exchanged])
+            self._exchange(self._exchanges[self._exchanged], writes=False)
 
-    def _exchange(self, sums: ReplicaSums) -> None:
-        self._exchanged += 1
-        sums.exchange()
+    def _exchange(self, sums: ReplicaSums, *, writes: bool = True) -> None:
+        assert self._ranks is not None
+        with self._ranks.unbroken("a rank was interrupted twice while replicas were summed"):
+            self._exchanged += 1
+            sums.exchange(writes=writes)
 
     def write(self) -> None:
         """Write the lasting variables, once prepared, and set accumulators to zero."""

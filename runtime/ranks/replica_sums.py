@@ -83,10 +83,16 @@ class ReplicaSums:
         for total, term in self._local:
             foreach_add_(total, term)
 
-    def exchange(self) -> None:
-        """Exchange partial sums with the ranks of the column, and add these."""
+    def exchange(self, *, writes: bool = True) -> None:
+        """Exchange partial sums with the ranks of the column, and add these.
+
+        Args:
+            writes: write the sums. Without it the rank only takes part, for the others.
+        """
         for exchange in self._exchanges:
             exchange()
+            if writes:
+                exchange.write()
 
 
 def _by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
@@ -153,6 +159,9 @@ class _Gathered:
         self._transport.gather("column", self._message, self._all.view(-1))
         for total, term in self._across:
             foreach_add_(self._parts[total], self._parts[term])
+
+    def write(self) -> None:
+        """Write the sums into their tensors."""
         foreach_copy_(self._sums, self._parts[0])
 
 
@@ -201,6 +210,9 @@ class _Dealt:
         for total, term in self._across:
             self._parts[total].add_(self._parts[term])
         self._transport.gather("column", _bytes(self._parts[0]), _bytes(self._whole))
+
+    def write(self) -> None:
+        """Write the sums into their tensors."""
         foreach_copy_(self._tensors[0], self._views)
 
 

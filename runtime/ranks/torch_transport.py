@@ -138,6 +138,10 @@ class TorchTransport:
         """Call a method in another thread once the mesh is lost."""
         self._watch.follow(lost)
 
+    def abandon(self, problem: str) -> IpuError:
+        """Give up the mesh, as this rank cannot go on; returns the error of all ranks."""
+        return self._watch.abandon(problem)
+
     def send(self, to: int, tag: Tag, message: Tensor) -> _Sent:
         """Send a message. Never waits."""
         group = self._group("mesh")

@@ -52,6 +52,9 @@ class Transport(Protocol):
     def follow(self, lost: Callable[[IpuError], None]) -> None:
         """Call a method in another thread once the mesh is lost. Its object may cease to exist."""
 
+    def abandon(self, problem: str) -> IpuError:
+        """Give up the mesh, as this rank cannot go on; returns the error of all ranks."""
+
     def send(self, to: int, tag: Tag, message: Tensor) -> Pending:
         """Send a message. Never waits. The caller writes it only after the send is complete."""
 

@@ -187,10 +187,16 @@ class Watch:
         assert self.lost is not None
         return self.lost
 
+    def abandon(self, problem: str) -> IpuError:
+        """Lose the mesh through this rank; returns the error of all ranks."""
+        self._lose(RankLost(problem, rank=self._share.rank, host=self._host))
+        assert self.lost is not None
+        return self.lost
+
     def leave(self) -> None:
         """Write a last beat, which says that this rank has ended."""
         error = getattr(sys, "last_value", None)
-        calls = self._kinds["call"]
+        calls = sum(count for kind, count in self._kinds.items() if kind.startswith("call"))
         self._left = f"made {calls} call{'s' * (calls != 1)} and left"
         if error is not None:
             self._left = f"ended with {type(error).__name__}: {error}"
@@ -307,7 +313,7 @@ class Watch:
         record: dict[str, Any] = {"problem": error.problem, "rank": error.rank, "host": error.host}
         if isinstance(error, RanksDiffer):
             record["values"] = {str(rank): text for rank, text in error.values.items()}
-        if self._is_served and error.rank != 0:
+        if self._is_served and (error.rank != 0 or self._share.rank == 0):
             writing = threading.Thread(
                 target=self._publish, args=(json.dumps(record),), daemon=True
             )

@@ -48,6 +48,7 @@ class MicroBatchLoop:
 
     Attributes:
         binding: registers and callables of the instructions.
+        failed: the cycle and the number of the first pass that failed in the last step.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class MicroBatchLoop:
                 if streams is not None and isinstance(i, ReceiveFromRank)
             },
         )
-        self.binding = binding
+        self.binding, self.failed = binding, tuple[int, ...]()
         ipus = {call.ipu for call in program.calls}
         own = [index for index, of in enumerate(schedule.passes) if of.ipu in ipus]
         self._tasks = dict(zip(own, bind_passes(binding), strict=bool(own)))
@@ -128,6 +129,7 @@ class MicroBatchLoop:
         taken, left, ended = observer.received, observer.sent, observer.task_ended
         observed, passes, ends = observer is not NOBODY, self._schedule.passes, self._ends
         first, first_replica = self._first, self._first_replica
+        self.failed = ()
         in_flight: list[list[Any]] = [[]] * width  # registers of the micro-batches
         for exchange in self.binding.exchanges.values():
             exchange.clear()
@@ -141,7 +143,11 @@ class MicroBatchLoop:
                 in_flight[place] = frames[replica].copy()
                 if taken is not None:
                     taken(position, (start, perf_counter()))
-            tasks[run.index](in_flight[place], position, received, sent)
+            try:
+                tasks[run.index](in_flight[place], position, received, sent)
+            except BaseException:
+                self.failed = min(filter(None, (self.failed, (run.cycle, run.index))))
+                raise
             if run.index == last:
                 in_flight[place] = []
             if left is not None and run.index in ends:

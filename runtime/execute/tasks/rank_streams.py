@@ -1,14 +1,16 @@
 """Run the streams between ranks: the messages of a step from and to other ranks."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from ipu_dynamo.errors import CompileError
+from ipu_dynamo.errors import CompileError, IpuError
+from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
 from ipu_dynamo.program import (
     Collective,
     Copy,
@@ -25,6 +27,7 @@ from ipu_dynamo.runtime.execute.tasks.replica_exchange import ReplicaExchange
 from ipu_dynamo.runtime.ranks.transport import Transport
 from ipu_dynamo.runtime.ranks.wires import Wires
 
+RowValue = tuple[str, int, TensorType]  # its name, the IPU that has it, and its type
 Key = tuple[int, int, int]  # another rank, a wire, and the place of a replica in its rank
 _NUMBERS: WeakKeyDictionary[Transport, int] = WeakKeyDictionary()  # executables so far
 
@@ -71,8 +74,8 @@ class RankStreams:
         self.transport, self._share, self._replicas = transport, host.share, host.replicas
         self._ipus, self._own = host.program.num_ipus, host.share.ipus(host.program.num_ipus)
         self._schedule = schedule
-        number = _NUMBERS[transport] = _NUMBERS.get(transport, 0) + 1
-        self._wires = Wires(transport, number)
+        self.number = _NUMBERS[transport] = _NUMBERS.get(transport, 0) + 1
+        self._wires, self._in_row = Wires(transport, self.number), False
         cut, local = sections(host.inlined), sections(host.runs)
         self._micro_batches, self._first_order = cut.micro_batches, len(cut.all)
         copied = {i.result for i in cut.loop if isinstance(i, Copy)}
@@ -292,33 +295,72 @@ class RankStreams:
         if key := self._order_key(action):
             self._wires.post(*key, None)
 
-    def give_row(
-        self, own: Mapping[str, Tensor], all_of: Sequence[tuple[str, int, TensorType]]
-    ) -> dict[str, Tensor]:
+    def give_row(self, own: Mapping[str, Tensor], all_of: Sequence[RowValue]) -> dict[str, Tensor]:
         """Give every rank of the row what one of them has, between steps.
 
         Args:
-            own: what is here, by name.
-            all_of: of all that any rank has, the name, the IPU and the type.
+            own: the values here, by name.
+            all_of: the values of all ranks.
         """
+        keys = self._begin_row(all_of)
+        got: dict[str, Tensor] = {}
+        for (name, _, _), own_keys in zip(all_of, keys, strict=True):
+            if name in own:
+                for key in own_keys:
+                    self._wires.post(*key, own[name])
+        for (name, _, _), (key, *_) in zip(all_of, keys, strict=True):
+            if name in own:
+                got[name] = own[name]
+            else:
+                self._wires.wait(*key)
+                got[name] = self._take(key)
+        self._end_row()
+        return got
+
+    def _begin_row(self, all_of: Sequence[RowValue]) -> list[list[Key]]:
+        """Begin to exchange values; returns the keys of each: to all others, or from its rank."""
         first = self._first_order + len(self._schedule.passes) ** 2
         others = [rank for rank in self._share.of_row if rank != self._share.rank]
-        awaited: dict[str, Key] = {}
-        for wire, (name, ipu, type_) in enumerate(all_of, first):
-            if name in own:
-                for rank in others:
-                    self._wires.post(rank, wire, 0, own[name])
-            else:
-                awaited[name] = key = self._rank(ipu), wire, 0
-                self._wires.expect(*key, 1, type_)
-        got = dict(own)
-        for name, key in awaited.items():
-            self._wires.wait(*key)
-            value = self._wires.take(*key)
-            assert value is not None
-            got[name] = value
+        keys: list[list[Key]] = []
+        with DeferredSignals():  # one may not be begun in part
+            self._in_row = True
+            for wire, (_, ipu, type_) in enumerate(all_of, first):
+                if ipu in self._own:
+                    keys.append([(rank, wire, 0) for rank in others])
+                    for key in keys[-1]:
+                        self._wires.promise(*key, 1, type_)
+                else:
+                    keys.append([(self._rank(ipu), wire, 0)])
+                    self._wires.expect(*keys[-1][0], 1, type_)
+        return keys
+
+    def _end_row(self) -> None:
         self._wires.complete()
-        return {name: got[name] for name, _, _ in all_of}
+        self._in_row = False
+
+    def drain_row(self, all_of: Sequence[RowValue]) -> None:
+        """Take part in `give_row` without values; go on if it has begun."""
+        if not self._in_row:
+            self._begin_row(all_of)
+        self._wires.drain()
+        self._end_row()
+
+    @contextmanager
+    def unbroken(self, problem: str) -> Iterator[None]:
+        """Let signals wait while ranks exchange something. A second one ends that, and the mesh.
+
+        Raises:
+            RankLost: the exchange did not end; it has this text.
+        """
+        is_done = False
+        try:
+            with DeferredSignals(once=True):
+                yield
+                is_done = True
+        except BaseException as error:
+            if is_done or isinstance(error, IpuError):
+                raise
+            raise self.transport.abandon(problem) from error
 
     def follow(self, changed: Callable[[], None]) -> None:
         """Call this after each arrival and each error."""

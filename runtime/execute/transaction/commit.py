@@ -163,8 +163,11 @@ class Commit:
             raise IpuError("a step is undone: not all of its parts succeeded")
         self._state = after, self._state[1], None
 
-    def write(self, write: Callable[[], None], steps: int) -> None:
+    def write(self, write: Callable[[], None], steps: int, *, counts: bool = False) -> None:
         """Write lasting variables, with signals deferred. The write counts as `steps` steps.
+
+        Args:
+            counts: even if it fails, as other ranks complete the step.
 
         Raises:
             UpdateError: `write` has failed.
@@ -176,6 +179,8 @@ class Commit:
             try:
                 write()
             except Exception as error:
+                if counts:
+                    self._state = after, self._state[1] + steps, None
                 raise self._undo.failure(error) from error
             self._state = TRANSITIONS["complete"][after], self._state[1] + steps, None
 

@@ -1,41 +1,250 @@
-"""Run the part of a step before its commit on all ranks: it succeeds on all, or on none."""
+"""Complete each step of a call on all ranks, or on none."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from hashlib import sha256
+from zlib import crc32
 
-from ipu_dynamo.errors import RankLost
+import torch
+from torch import Tensor
+
+from ipu_dynamo.errors import IpuError
+from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
+from ipu_dynamo.program import Program, Update
+from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.runtime.execute.step_end import StepEnd
-from ipu_dynamo.runtime.execute.tasks.rank_streams import RankStreams
-from ipu_dynamo.runtime.ranks.vote import StepFailure, vote
+from ipu_dynamo.runtime.execute.tasks.rank_streams import RankStreams, RowValue
+from ipu_dynamo.runtime.ranks.vote import CommonValue, StepFailure, vote
+
+_UNKNOWN = "this rank was interrupted while it voted: whether the step is complete is not known"
+_TWICE = "a rank was interrupted again while it waited for others, after its step had failed"
+
+_NOT_KNOWN = [CommonValue("", 0, dict)] * 3  # the values of a call that fails before they are made
+
+# What a rank owes the others in its call: nothing, a step, the rest of one, or its results.
+_NOTHING, _STEP, _REST, _RESULTS = range(4)
 
 
-def run_together(ranks: RankStreams, ends: Sequence[StepEnd], compute: Callable[[], None]) -> None:
-    """Compute what comes before a commit, and vote.
+class RankCall:
+    """A call of a program on several ranks.
 
-    A rank that fails drains: it sends zeros in place of what others wait for, drops what is sent to
-    it, and takes part in all exchanges. So no rank waits for ever, and the next step finds no
-    message.
+    A rank that fails at any point drains its step: it sends zeros in place of values, drops what is
+    sent to it, takes part in all exchanges, and votes. So no rank waits without end, and the next
+    call finds no message.
 
     Args:
-        ends: the instructions before and after the micro-batches.
+        streams: from and to other ranks.
+        row: of the results that ranks of a row give each other, see `RankStreams`; None: a rank has
+            its own.
+        weights: those that ranks have in common.
+        ends: the instructions before and after the micro-batches, for a step that fails before
+            others are chosen.
 
-    Raises:
-        BaseException: see `vote`.
+    Attributes:
+        ends: those of the present step.
+        place: of the operation that runs, as in `StepFailure`.
     """
-    for end in ends:
-        end.begin()
-    ranks.begin([stream for end in ends for stream in end.streams])
-    failure: StepFailure | None = None
-    try:
-        compute()
-    except RankLost:
-        raise
-    except BaseException as error:
-        micro_batch = getattr(error, "micro_batch", None)
-        failure = StepFailure(error, () if micro_batch is None else (micro_batch,))
-        ranks.drain()
-        for end in ends:
-            end.drain()
-    try:
-        vote(ranks.transport, failure)
-    finally:
-        ranks.end()
+
+    def __init__(
+        self,
+        streams: RankStreams,
+        row: Sequence[RowValue] | None,
+        weights: "WeightsInCommon",
+        ends: Sequence[StepEnd],
+    ) -> None:
+        self._streams, self._row, self._weights, self.ends = streams, row, weights, ends
+        self._calls = 0
+        self.place: tuple[int, ...] = ()
+        self._owes = _NOTHING
+        self._steps = 0  # that this call still has to vote on
+        self._values: Sequence[CommonValue] = _NOT_KNOWN
+
+    def operation(self) -> AbstractContextManager[None]:
+        """Say that the ranks are in their next call."""
+        self._calls += 1
+        number = self._streams.number
+        kind, text = f"call of program {number}", f"call {self._calls} of program {number}"
+        return self._streams.transport.operation("mesh", kind, text)
+
+    def open(self, steps: int) -> None:
+        """Begin a call of so many steps."""
+        self._steps, self._owes, self._values = steps, _STEP, _NOT_KNOWN
+        self.place = (-1,)
+
+    def agree_on(
+        self,
+        inputs: Mapping[str, Tensor],
+        state: tuple[int, int],
+        hyperparameters: Hyperparameters,
+        program: Program,
+    ) -> None:
+        """Compare the values of the call in each vote.
+
+        Args:
+            state: the seed and the number of the first step.
+        """
+        in_row = self._streams.transport.share.columns > 1
+        self._values = [
+            _settings(self._calls, state, hyperparameters, program),
+            _arguments(inputs, in_row=in_row),
+            self._weights.value(),
+        ]
+
+    def close(self) -> None:
+        """End a call: later writes of weights are the user's."""
+        self._weights.keep()
+
+    def begin(self, *ends: StepEnd) -> None:
+        """Begin the messages of a step with these ends."""
+        with DeferredSignals():  # one may not be begun in part
+            self._owes, self.ends = _REST, ends
+            for end in ends:
+                end.begin()
+            self._streams.begin([stream for end in ends for stream in end.streams])
+
+    @contextmanager
+    def deciding(self) -> Iterator[None]:
+        """Vote, and run a block that writes the step. Signals wait until its end.
+
+        Raises:
+            IpuError: see `vote`. A rank that is interrupted twice in its vote has lost the mesh.
+        """
+        with DeferredSignals(once=True):
+            with self._streams.unbroken(_UNKNOWN):
+                differ = self._vote(None)
+            if differ:  # of weights; their tensors do not
+                self._weights.count_anew()
+            yield
+
+    def agree_on_update(self, write: Callable[[], None]) -> None:
+        """Write variables, and vote on that: an update that fails anywhere is undone everywhere."""
+        failure: StepFailure | None = None
+        try:
+            write()
+        except Exception as error:
+            failure = StepFailure(error)
+        vote(self._streams.transport, failure)
+
+    def fail(self, error: BaseException) -> None:
+        """End the call with an error of this rank.
+
+        Raises:
+            BaseException: see `vote`.
+        """
+        try:
+            if self._owes == _RESULTS:
+                self._owes = _NOTHING
+                self._streams.drain_row(self._row or ())
+            if self._owes == _NOTHING:
+                return
+            if self._owes == _STEP:
+                self.begin(*self.ends)
+            self._streams.drain()
+            for end in self.ends:
+                end.drain()
+            self._vote(StepFailure(error, self.place))
+        except BaseException as met:
+            if met is not error and not isinstance(met, IpuError):
+                self._streams.transport.abandon(_TWICE)
+            raise
+
+    def results(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the results of a complete call, those of the other ranks of the row with it."""
+        if self._row is not None:
+            own = self._streams.give_row(own, self._row)
+        self._owes = _NOTHING
+        return own
+
+    def _vote(self, failure: StepFailure | None) -> list[CommonValue]:
+        self._owes = _NOTHING  # if another rank failed
+        try:
+            differ = vote(self._streams.transport, failure, self._values)
+        finally:
+            self._streams.end()
+        self._steps -= 1
+        self._owes, self.place = _STEP if self._steps else _RESULTS, (-1,)
+        return differ
+
+
+def _settings(
+    call: int, state: tuple[int, int], hyperparameters: Hyperparameters, program: Program
+) -> CommonValue:
+    """The random state and the hyperparameters of a call, which are the same on all ranks."""
+
+    def parts() -> dict[str, str]:
+        texts = {"numbers of calls": str(call), "random states (seed, step)": str(state)}
+        updates = (i for i in program.walk() if isinstance(i, Update))
+        names = {update.group: update.rule.hyperparameters for update in updates}
+        for group, values in enumerate(hyperparameters):
+            for name, value in zip(names.get(group, ()), values, strict=False):
+                texts[f"{name} of parameter group {group}"] = repr(value)
+        return texts | {"hyperparameters": repr([*map(tuple, hyperparameters)])}
+
+    text = repr((call, state, [*map(tuple, hyperparameters)]))
+    return CommonValue("settings of a call", _digest(text.encode()), parts)
+
+
+def _arguments(inputs: Mapping[str, Tensor], *, in_row: bool) -> CommonValue:
+    """The arguments of a call, which are the same on all ranks of a row.
+
+    Args:
+        in_row: there are others in the row.
+    """
+    sums = {f"arguments {name}": crc32(_bytes(t)) for name, t in inputs.items() if in_row}
+
+    def parts() -> dict[str, str]:
+        return {name: f"crc32 {number:08x}" for name, number in sums.items()}
+
+    return CommonValue(
+        "arguments",
+        _digest(repr(sums).encode()),
+        parts,
+        among="row",
+        parts_among="row",
+        hint="pass all ranks of a row of the mesh the same rows, in the same order",
+    )
+
+
+class WeightsInCommon:
+    """Counts how often somebody has written weights or states between calls.
+
+    Args:
+        tensors: of the variables that ranks of a column have in common, by name.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors, self._writes = tensors, 0
+        self._versions = self._now()
+
+    def _now(self) -> list[int]:
+        return [tensor._version for tensor in self._tensors.values()]
+
+    def keep(self) -> None:
+        """Take all writes so far for those of calls."""
+        self._versions = self._now()
+
+    def value(self) -> CommonValue:
+        """The count for this call. If it differs, ranks compare their tensors."""
+        self._writes += self._versions != self._now()
+        self.keep()
+        return CommonValue(
+            "weights",
+            self._writes,
+            lambda: {name: f"{_digest(_bytes(t)):016x}" for name, t in self._tensors.items()},
+            parts_among="column",
+            may_differ=True,
+            hint="write the same weights and optimizer states on all ranks",
+        )
+
+    def count_anew(self) -> None:
+        """Begin at 0, as all ranks do after counts differed and tensors did not."""
+        self._writes = 0
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def _digest(data: bytes) -> int:
+    return int.from_bytes(sha256(data).digest()[:8])
