@@ -55,7 +55,7 @@ def trained(x, own):
     return model.state_dict(), optimizer.state_dict()["state"]
 
 
-@pytest.mark.parametrize("shape", [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("shape", [(2, 1), (2, 2)])
 def test_every_rank_reads_the_weights_and_states_of_all(shape, monkeypatch):
     monkeypatch.setattr(ranks, "transport_of", lambda _: transport_here())
     x = torch.randn(ACCUMULATION * REPLICAS * ROWS, 3)
