@@ -2,7 +2,8 @@
 
 import logging
 import os
-from functools import cache
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -29,15 +30,21 @@ def _number(variable: str, otherwise: int) -> int:
     return int(text) if text.isdecimal() else otherwise
 
 
-@cache
-def name_rank_in_log() -> None:
-    """Let log records of this project begin with the rank from now on, except those of rank 0."""
-    make = logging.getLogRecordFactory()
+@dataclass(frozen=True)
+class _RecordsWithRank:
+    """Makes log records, those of this project with the rank unless it is 0."""
 
-    def made(*args: Any, **kwargs: Any) -> logging.LogRecord:
-        record = make(*args, **kwargs)
+    make: Callable[..., logging.LogRecord]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = self.make(*args, **kwargs)
         if record.name.startswith(_OURS) and (rank := this_rank()):
             record.msg = f"rank {rank}: {record.msg}"
         return record
 
-    logging.setLogRecordFactory(made)
+
+def name_rank_in_log() -> None:
+    """Let log records of this project begin with the rank from now on, except those of rank 0."""
+    make = logging.getLogRecordFactory()
+    if not isinstance(make, _RecordsWithRank):
+        logging.setLogRecordFactory(_RecordsWithRank(make))

@@ -33,10 +33,15 @@ def transport_of(options: Options) -> Transport | None:
     name_rank_in_log()
     known, transport = _transports.get(id(mesh), (None, None))
     if transport is None or known is None or known() is not mesh:
-        order = mesh.mesh.T if mesh.mesh_dim_names == (IPU, REPLICA) else mesh.mesh
-        transport = TorchTransport(share, order.flatten().tolist())
+        transport = TorchTransport(share, numbers_of_ranks(mesh))
         _transports[id(mesh)] = ref(mesh), transport
     return transport
+
+
+def numbers_of_ranks(mesh: "DeviceMesh") -> list[int]:
+    """The numbers of a mesh's ranks in the default group, by their places: row by row."""
+    rows = mesh.mesh.T if mesh.mesh_dim_names == (IPU, REPLICA) else mesh.mesh
+    return list(rows.flatten().tolist())
 
 
 def share_of(options: Options) -> Share | None:

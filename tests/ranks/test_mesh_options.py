@@ -54,6 +54,14 @@ def test_dimensions_are_replica_and_ipu_in_either_order(shape, names, grid):
     assert (share.row, share.column) == (place.get("replica", 0), place.get("ipu", 0))
 
 
+@pytest.mark.parametrize("names", [("replica", "ipu"), ("ipu", "replica")])
+@pytest.mark.parametrize("rank", range(6))
+def test_a_rank_finds_itself_at_its_place(rank, names):
+    with world(6, rank=rank):
+        options = Options(replicas=6, mesh=mesh(3, 2, names=names))
+        assert ranks.numbers_of_ranks(options.mesh)[ranks.share_of(options).rank] == rank
+
+
 def test_without_a_mesh_or_with_one_of_one_rank_a_process_runs_all():
     with world(1):
         options = Options(mesh=mesh(1, 1))

@@ -30,24 +30,21 @@ def test_the_rank_is_that_of_the_group_or_that_of_torchrun(monkeypatch):
 
 @pytest.fixture
 def own_records():
-    """Log records have this process's form again afterwards."""
+    """No mesh was made so far, and none was afterwards."""
     before = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(logging.LogRecord)
     yield
     logging.setLogRecordFactory(before)
 
 
 @pytest.mark.parametrize("rank", [0, 3])
 def test_log_records_of_other_ranks_than_0_begin_with_their_number(rank, caplog, own_records):
-    from ipu_dynamo.rank_number import name_rank_in_log
-
-    name_rank_in_log.cache_clear()
     with world(4, rank=rank):
         options = Options(replicas=4, mesh=mesh(4))
         for _ in range(2):  # a second mesh adds nothing
             transport_of(options)
         logging.getLogger("ipu_dynamo.program").warning("%d functions", 2)
         logging.getLogger("others").warning("theirs")
-    name_rank_in_log.cache_clear()
     prefix = f"rank {rank}: " if rank else ""
     assert [r.getMessage() for r in caplog.records] == [f"{prefix}2 functions", "theirs"]
 
