@@ -272,6 +272,11 @@ class Executable:
         trains = self.program.kind == "training"
         return trains or share.columns > 1 or self._exchanges_in_loop
 
+    @property
+    def ipus(self) -> range:
+        """The IPUs that run here."""
+        return self._host.ipus
+
     def tensor(self, name: str, replica: int = 0) -> Tensor:
         """The tensor that holds a variable on a replica, by its place among those here."""
         return self._storage.tensor(name, replica)

@@ -2,7 +2,7 @@
 
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -78,6 +78,25 @@ def raise_together(own: BaseException | None, others: Sequence[Any], what: str) 
         if error is not None:
             raise RankFailed(f"rank {rank} could not {what}: {error['text']}", rank=rank,
                              host=error["host"])  # fmt: skip
+
+
+def do_together(transport: Transport, what: str, action: Callable[[], Any]) -> list[Any]:
+    """Call `action` on each rank of the mesh; return the JSON values of all, in order of the ranks.
+
+    Args:
+        what: that `action` does, for the error of other ranks.
+
+    Raises:
+        RankFailed: it raised an error on another rank.
+    """
+    value, error = None, None
+    try:
+        value = action()
+    except BaseException as raised:
+        error = raised
+    records = gather_values(transport, "mesh", {"value": value, "error": error and error_of(error)})
+    raise_together(error, [record["error"] for record in records], what)
+    return [record["value"] for record in records]
 
 
 def _bytes_of(value: Any) -> Tensor:

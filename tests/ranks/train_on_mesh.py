@@ -11,7 +11,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from ipu_dynamo import Options, Strategy, compile_inference, compile_training, rows_of_rank
+from ipu_dynamo import (
+    Options,
+    Strategy,
+    compile_inference,
+    compile_training,
+    load_checkpoint,
+    rows_of_rank,
+    save_checkpoint,
+)
 from tests.ranks.mesh import Pipeline
 
 CALLS = 2
@@ -51,7 +59,7 @@ def main(folder, rank, shape, *names):
     )
     options = replace(alone, mesh=mesh)
     rows = torch.randn(CALLS, 2 * 4 * 2 * 3, 4, generator=torch.Generator().manual_seed(1))
-    expected, _, whole = train(alone, rows)
+    expected, reference, whole = train(alone, rows)
     losses, step, model = train(options, rows)
     for loss, of_all in zip(losses, expected, strict=True):
         assert torch.equal(loss, own_results(of_all, options))
@@ -59,14 +67,19 @@ def main(folder, rank, shape, *names):
     for mine, theirs in zip(model.parameters(), whole.parameters(), strict=True):
         if by_name["ipu"] == 1:
             assert torch.equal(mine, theirs)
+    path = save_checkpoint(f"{folder}/runs", step, {"calls": CALLS})
+    _, again, _ = train(options, [])
+    assert load_checkpoint(path, again) == {"calls": CALLS}
+    loss, of_all = again(rows_of_rank(rows[0], options)), reference(rows[0])
+    assert torch.equal(loss, own_results(of_all, options))
     infer = replace(options, output_mode="default")
     if by_name["ipu"] == 1 and int(rank) == 0:  # one rank alone may validate
         program = compile_inference(Pipeline(), infer)
-        reference = compile_inference(Pipeline(), replace(infer, mesh=None))
+        whole = compile_inference(Pipeline(), replace(infer, mesh=None))
         x = rows[0, :12]
         assert torch.equal(
             program(rows_of_rank(x, infer, training=False)),
-            own_results(reference(x), infer),
+            own_results(whole(x), infer),
         )
     print(step.rank_plan)
     dist.barrier()

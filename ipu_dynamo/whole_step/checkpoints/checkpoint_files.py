@@ -2,16 +2,17 @@
 
 `rank-0000-of-0001.safetensors` has the tensors. `model.safetensors.index.json` lists those of the
 model, in the form of Hugging Face's loaders. `checkpoint.json` has numbers and texts, and the size
-and checksum of each file. A reader takes any number of files of tensors.
+and checksum of each file. Each rank of a mesh writes a file of tensors.
 """
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,45 +55,66 @@ class CheckpointHead:
     extra: Any
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
+class CheckpointFile(NamedTuple):
+    """A file of a checkpoint, its bytes, and their checksum."""
+
     name: str
     size: int
     sha256: str
 
-    def json(self) -> dict[str, Any]:
-        return {"name": self.name, "size": self.size, "sha256": self.sha256}
 
+@contextmanager
+def adding_checkpoint(folder: Folder) -> Iterator[tuple[Path, Path]]:
+    """A folder for the files of a new checkpoint, and the name that it gets.
 
-def write_checkpoint(
-    folder: Folder, head: CheckpointHead, tensors: Mapping[str, Tensor], model: Iterable[str]
-) -> Path:
-    """Add a checkpoint to those in a folder, and make it the latest.
-
-    Args:
-        model: the names of tensors that the model's `state_dict` has.
+    When the block ends without an error, the checkpoint is complete, and the latest in `folder`.
 
     Raises:
-        SavedProgramError: a dtype or a text does not fit into files.
         OSError: it cannot be written; the latest one stays as it is.
     """
     outer = Path(folder)
-    member = TensorMember(tensors, _METADATA)
-    name = _tensor_file(0, 1)
-    index = {
-        "metadata": {"total_size": sum(tensors[one].nbytes for one in model)},
-        "weight_map": dict.fromkeys(model, name),
-    }
     outer.mkdir(parents=True, exist_ok=True)
     numbers = [int(match[1]) for path in outer.iterdir() if (match := _NAME.fullmatch(path.name))]
     path = outer / f"checkpoint-{max(numbers, default=0) + 1:06}"
     with adding_folder(path) as inner:
-        files = [_write(inner / name, member.pieces())]
-        files.append(_write(inner / INDEX, [_json(index, INDEX)]))
-        _write(inner / HEAD, [_json(_with_checksum(head, files), HEAD)])
+        yield inner, path
     with replacing(outer / LATEST) as file:
         file.write(f"{path.name}\n".encode("ascii"))
-    return path
+
+
+def write_tensors(
+    folder: Path, tensors: Mapping[str, Tensor], rank: int, ranks: int
+) -> CheckpointFile:
+    """Write the tensors of a rank.
+
+    Raises:
+        SavedProgramError: a dtype does not fit into files.
+    """
+    name = f"rank-{rank:04}-of-{ranks:04}.safetensors"
+    return _write(folder / name, TensorMember(tensors, _METADATA).pieces())
+
+
+def write_head(
+    folder: Path,
+    head: CheckpointHead,
+    files: Sequence[CheckpointFile],
+    weights: Mapping[str, tuple[int, int]],
+) -> None:
+    """Write all of a checkpoint but its tensors.
+
+    Args:
+        files: of tensors, by ranks.
+        weights: for each name in the model's state, the rank that wrote it, and its bytes.
+
+    Raises:
+        SavedProgramError: a text is too long.
+    """
+    index = {
+        "metadata": {"total_size": sum(nbytes for _, nbytes in weights.values())},
+        "weight_map": {name: files[rank].name for name, (rank, _) in weights.items()},
+    }
+    written = _write(folder / INDEX, [_json(index, INDEX)])
+    _write(folder / HEAD, [_json(_with_checksum(head, [*files, written]), HEAD)])
 
 
 def latest_checkpoint(folder: Folder) -> Path | None:
@@ -149,12 +171,7 @@ def read_checkpoint(path: Path) -> tuple[CheckpointHead, dict[str, Tensor]]:
     return head, tensors
 
 
-def _tensor_file(rank: int, ranks: int) -> str:
-    """The file of the tensors that a process writes."""
-    return f"rank-{rank:04}-of-{ranks:04}.safetensors"
-
-
-def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> _File:
+def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> CheckpointFile:
     """Write a new file, and wait until it is on the disk."""
     digest, size = sha256(), 0
     with path.open("xb") as file:
@@ -164,7 +181,7 @@ def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> _File:
             size += len(piece)
         file.flush()
         os.fsync(file.fileno())
-    return _File(path.name, size, digest.hexdigest())
+    return CheckpointFile(path.name, size, digest.hexdigest())
 
 
 def _json(value: Any, name: str) -> bytes:
@@ -175,7 +192,7 @@ def _json(value: Any, name: str) -> bytes:
     return content
 
 
-def _with_checksum(head: CheckpointHead, files: Iterable[_File]) -> dict[str, Any]:
+def _with_checksum(head: CheckpointHead, files: Iterable[CheckpointFile]) -> dict[str, Any]:
     """The head as JSON, with a checksum of itself."""
     seed, step = head.random_state
     value = {
@@ -183,7 +200,7 @@ def _with_checksum(head: CheckpointHead, files: Iterable[_File]) -> dict[str, An
         "form": FORM,
         "ipu_dynamo": __version__,
         "torch": torch.__version__,
-        "files": [entry.json() for entry in files],
+        "files": [entry._asdict() for entry in files],
         "replicas": head.replicas,
         "random_state": {"seed": seed, "step": step},
         "rules": dict(head.rules),
@@ -195,7 +212,7 @@ def _with_checksum(head: CheckpointHead, files: Iterable[_File]) -> dict[str, An
     return value | {"sha256": sha256(write_json(value)).hexdigest()}
 
 
-def _read_head(content: bytes) -> tuple[CheckpointHead, list[_File]]:
+def _read_head(content: bytes) -> tuple[CheckpointHead, list[CheckpointFile]]:
     value = expect(read_json(content), dict, "the checkpoint")
     if value.get("format") != FORMAT:
         raise SavedProgramError(Reason.FOREIGN, "it is no list of a checkpoint")
@@ -223,9 +240,9 @@ def _read_head(content: bytes) -> tuple[CheckpointHead, list[_File]]:
 _ANY = (dict, list, str, int, float, bool, type(None))
 
 
-def _file(value: Any) -> _File:
+def _file(value: Any) -> CheckpointFile:
     name, size, digest = fields_of(value, "a file", name=str, size=int, sha256=str)
     largest = MOST_BYTES if name == INDEX else 1 << 62
     if not (name == INDEX or _FILE.fullmatch(name)) or not 0 <= size < largest:
         raise SavedProgramError(Reason.CONTENT, f"not a file of a checkpoint: {name!r}")
-    return _File(name, size, digest)
+    return CheckpointFile(name, size, digest)

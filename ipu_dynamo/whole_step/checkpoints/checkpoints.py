@@ -1,7 +1,9 @@
 """Save where a training step stands, and let a step go on from there."""
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import sha256
 from math import isfinite
@@ -12,22 +14,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipu_dynamo.errors import InputError
+from ipu_dynamo.errors import InputError, RanksDiffer
 from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
-from ipu_dynamo.program import Program
+from ipu_dynamo.program import Program, Variable
+from ipu_dynamo.program.ir.constants import digest
 from ipu_dynamo.program.ir.made_names import made_of
 from ipu_dynamo.program.ir.update_rules import HostStep, TracedRule
+from ipu_dynamo.program.share import Share
 from ipu_dynamo.rank_number import this_rank
 from ipu_dynamo.runtime.execute.executable import Executable
+from ipu_dynamo.runtime.ranks.agreement import do_together
+from ipu_dynamo.runtime.ranks.transport import Transport
 from ipu_dynamo.saved.refusal import Reason, SavedProgramError
 from ipu_dynamo.saved.weights import check_tensor
+from ipu_dynamo.whole_step import ranks
 from ipu_dynamo.whole_step.checkpoints.checkpoint_files import (
+    HEAD,
     LATEST,
+    CheckpointFile,
     CheckpointHead,
     Folder,
+    adding_checkpoint,
     latest_checkpoint,
     read_checkpoint,
-    write_checkpoint,
+    write_head,
+    write_tensors,
 )
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from ipu_dynamo.whole_step.optimizer.optimizer_sync import state_names
@@ -73,38 +84,155 @@ def save_checkpoint(folder: Folder, step: CompiledModel, extra: Any = None) -> P
             hint="save model.state_dict() and optimizer.state_dict(), or leave update out",
         )
     step.check_tensors()
-    return step.executable.between_calls(lambda: _save(folder, step, extra))
+    transport = ranks.transport_of(step.options)
+    if transport is not None:
+        with transport.operation("mesh", "checkpoint", "writes a checkpoint"):
+            return _save_together(folder, step, extra, transport)
+
+    def save() -> Path:
+        content = _Content(step, Share(1, 1, 0, 0))
+        content.deal([content.digests()])
+        with adding_checkpoint(folder) as (inner, path):
+            file = write_tensors(inner, content.own, 0, 1)
+            write_head(inner, content.head(extra), [file], content.weights)
+        return path
+
+    return step.executable.between_calls(save)
 
 
-def _save(folder: Folder, step: CompiledModel, extra: Any) -> Path:
-    program, executable = step.program, step.executable
-    executable.check_update()
-    tensors, kept = _weights(step)
-    for name, own in _own_buffers(program, executable).items():
-        if any(not _same_bits(own[0], other) for other in own[1:]):
-            tensors |= {_of(name, r): own[r] for r in range(1, len(own))}
-    states = {name: executable.whole(variable) for name, variable in _states(program).items()}
-    for name, end in step.settled_counters.items():
-        if name in states and states[name].item() == end:
-            del states[name]  # a program that is compiled later does not have it
-    for name, tensor in (*tensors.items(), *states.items()):
-        check_tensor(name, tensor)
-    if same := tensors.keys() & states.keys():
-        raise SavedProgramError(
-            Reason.CANNOT_SAVE,
-            "it is the name of a tensor of the model and of a state",
-            part=min(same),
+def _save_together(folder: Folder, step: CompiledModel, extra: Any, transport: Transport) -> Path:
+    """Write a checkpoint on this rank of a mesh. Each rank writes the tensors that it is dealt."""
+    share = transport.share
+    step.executable.between_calls(lambda: None)  # refuses to save within a call
+    step.read_weights()
+    step.bring_states()
+    made: list[_Content] = []
+
+    def collect() -> Any:
+        made.append(_Content(step, share))
+        return made[0].digests()
+
+    found = do_together(transport, "save its states", collect)
+    content = made[0]
+    content.deal(found)
+    with ExitStack() as stack:
+
+        def begin() -> Any:
+            if share.rank == 0:
+                return [*map(str, stack.enter_context(adding_checkpoint(folder)))]
+            return None
+
+        inner, path = map(Path, do_together(transport, "make a folder", begin)[0])
+
+        def write() -> Any:
+            return write_tensors(inner, content.own, share.rank, share.ranks)
+
+        files = [CheckpointFile(*f) for f in do_together(transport, "write its file", write)]
+
+        def complete() -> Any:
+            if share.rank == 0:
+                write_head(inner, content.head(extra), files, content.weights)
+            stack.close()
+
+        do_together(transport, "complete a checkpoint", complete)
+    return path
+
+
+class _Content:
+    """The content of a checkpoint of a step, and the rank that writes each tensor of it.
+
+    Args:
+        share: the place of this rank.
+
+    Attributes:
+        own: the tensors that this rank writes.
+        weights: for each name in the model's state, the rank that writes it, and its bytes.
+    """
+
+    def __init__(self, step: CompiledModel, share: Share) -> None:
+        step.executable.check_update()
+        self._step, self._share = step, share
+        self._program = program = step.program
+        executable = step.executable
+        self._tensors, self._kept = _weights(step)
+        states = {name: executable.whole(variable) for name, variable in _states(program).items()}
+        for name, end in step.settled_counters.items():
+            if name in states and states[name].item() == end:
+                del states[name]  # a program that is compiled later does not have it
+        if same := self._tensors.keys() & states.keys():
+            problem = "it is the name of a tensor of the model and of a state"
+            raise SavedProgramError(Reason.CANNOT_SAVE, problem, part=min(same))
+        self._states = sorted(states)
+        self._tensors |= states
+        for name, tensor in self._tensors.items():
+            check_tensor(name, tensor)
+        numbers = executable.replicas.own
+        self._buffers = {
+            variable.name: {
+                number: executable.tensor(variable.name, place)
+                for place, number in enumerate(numbers)
+            }
+            for variable in _own_buffers(program)
+            if variable.ipu in executable.ipus
+        }
+        self.own: dict[str, Tensor] = {}
+        self.weights: dict[str, tuple[int, int]] = {}
+
+    def digests(self) -> dict[str, list[str]]:
+        """Digests of the buffers that this rank's replicas have for themselves."""
+        return {
+            name: [digest(tensor) for tensor in of.values()] for name, of in self._buffers.items()
+        }
+
+    def deal(self, digests: Sequence[Mapping[str, Sequence[str]]]) -> None:
+        """Decide which rank writes what.
+
+        Args:
+            digests: of all ranks.
+        """
+        share, program = self._share, self._program
+        nbytes = {name: tensor.nbytes for name, tensor in self._tensors.items()}
+        read = {variable.name for variable in program.variables}
+        holders: dict[str, Sequence[int]] = dict.fromkeys(nbytes, range(share.ranks))
+        holders |= {name: [0] for name in nbytes if name not in read and name not in self._states}
+        found = dict(self._tensors)
+        for variable in _own_buffers(program):
+            name = variable.name
+            holders[name] = share.of_rank(0).of_row
+            if len({one for of in digests for one in of.get(name, ())}) > 1:
+                for replica in range(1, program.replicas):
+                    at = share.rank_of(replica, variable.ipu, program.replicas, program.num_ipus)
+                    nbytes[_of(name, replica)], holders[_of(name, replica)] = nbytes[name], [at]
+                    if at == share.rank:
+                        found[_of(name, replica)] = self._buffers[name][replica]
+        writers = dealt(nbytes, holders)
+        own = [name for name, writer in writers.items() if writer == share.rank]
+        self.own = {name: found[name].detach().contiguous() for name in own}
+        self.weights = {name: (writers[name], nbytes[name]) for name in self._kept}
+
+    def head(self, extra: Any) -> CheckpointHead:
+        """All but the tensors."""
+        return CheckpointHead(
+            replicas=self._program.replicas,
+            random_state=self._step.random_state,
+            rules=_rules(self._step.groups),
+            states=tuple(self._states),
+            program=sha256(str(self._program).encode()).hexdigest(),
+            extra=extra,
         )
-    head = CheckpointHead(
-        replicas=program.replicas,
-        random_state=step.random_state,
-        rules=_rules(step.groups),
-        states=tuple(sorted(states)),
-        program=sha256(str(program).encode()).hexdigest(),
-        extra=extra,
-    )
-    dense = {name: tensor.detach().contiguous() for name, tensor in (tensors | states).items()}
-    return write_checkpoint(folder, head, dense, kept)
+
+
+def dealt(nbytes: Mapping[str, int], holders: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """The rank that writes each tensor: of those that hold it, one with the fewest bytes so far.
+
+    Args:
+        nbytes, holders: of each tensor, by its name; the same on all ranks.
+    """
+    writers, load = {}, Counter[int]()
+    for name in sorted(nbytes, key=lambda name: (-nbytes[name], name)):
+        writers[name] = min(holders[name], key=lambda rank: (load[rank], rank))
+        load[writers[name]] += nbytes[name]
+    return writers
 
 
 def load_checkpoint(folder: Folder, step: CompiledModel) -> Any:
@@ -122,11 +250,12 @@ def load_checkpoint(folder: Folder, step: CompiledModel) -> Any:
         SavedProgramError: a file is missing, or is not as it was written.
     """
     _check_step(step)
-    path = Path(folder)
-    if (path / LATEST).exists():
-        path = latest_checkpoint(path) or path
-    checkpoint = _Checkpoint(path, *read_checkpoint(path))
-    checkpoint.check_weights(step)
+    transport = ranks.transport_of(step.options)
+    if transport is None:
+        checkpoint = _read(folder, step)
+    else:
+        with transport.operation("mesh", "checkpoint", "reads a checkpoint"):
+            checkpoint = _read_together(folder, step, transport)
     if step.is_compiled:
         step.check_tensors()
         step.executable.between_calls(lambda: None)  # refuses to load within a call
@@ -143,6 +272,34 @@ def load_checkpoint(folder: Folder, step: CompiledModel) -> Any:
                 tensor.copy_(checkpoint.tensors[first])
     step.checkpoint = None if step.is_compiled else checkpoint
     return checkpoint.head.extra
+
+
+def _read(folder: Folder, step: CompiledModel) -> "_Checkpoint":
+    path = Path(folder)
+    if (path / LATEST).exists():
+        path = latest_checkpoint(path) or path
+    checkpoint = _Checkpoint(path, *read_checkpoint(path))
+    checkpoint.check_weights(step)
+    return checkpoint
+
+
+def _read_together(folder: Folder, step: CompiledModel, transport: Transport) -> "_Checkpoint":
+    """Read a checkpoint on this rank of a mesh, and compare it with that of the others."""
+    made: list[_Checkpoint] = []
+
+    def read() -> Any:
+        made.append(_read(folder, step))
+        path = made[0].path
+        return f"{path.name}, {sha256((path / HEAD).read_bytes()).hexdigest()[:16]}"
+
+    found = do_together(transport, "read a checkpoint", read)
+    if len({*found}) > 1:
+        raise RanksDiffer(
+            "the ranks read different checkpoints",
+            dict(enumerate(found)),
+            hint="give all ranks the same folder, which all computers see",
+        )
+    return made[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +335,7 @@ class _Checkpoint:
         self._check_rules(_rules(groups))
         values: dict[str, Tensor | Sequence[Tensor]] = {**weights}
         values |= self._states(program, executable, settled)
-        for name, others in self._own(program, executable).items():
-            values[name] = [weights.get(name, executable.whole(name)), *others]
+        values |= self._of_replicas(program, executable)
         executable.write(values)
         executable.set_random_state(*self.head.random_state)
 
@@ -201,29 +357,24 @@ class _Checkpoint:
                 raise InputError(problem, hint=_HINT)
         return values
 
-    def _own(self, program: Program, executable: Executable) -> dict[str, list[Tensor]]:
-        """Buffers of all replicas but the first one, where they differ."""
-        own = {
-            name: [
-                self.tensors[of]
-                for r in range(1, len(tensors))
-                if (of := _of(name, r)) in self.tensors
-            ]
-            for name, tensors in _own_buffers(program, executable).items()
-        }
-        if self.head.replicas == program.replicas:
-            return {
-                name: others for name, others in own.items() if len(others) == program.replicas - 1
-            }
-        dropped = sorted(name for name in self.tensors if _REPLICA in name)
-        if dropped and not this_rank():
+    def _of_replicas(self, program: Program, executable: Executable) -> dict[str, Sequence[Tensor]]:
+        """The values of buffers that differ between replicas, on the replicas of this process."""
+        differing = sorted(name for name in self.tensors if _REPLICA in name)
+        if differing and self.head.replicas != program.replicas and not this_rank():
             warnings.warn(
-                f"{dropped[0].partition(_REPLICA)[0]} and perhaps other buffers differ between the "
-                f"{self.head.replicas} replicas of {self.path}; here {program.replicas} replicas "
-                "begin with those of the first one",
+                f"{differing[0].partition(_REPLICA)[0]} and perhaps other buffers differ between "
+                f"the {self.head.replicas} replicas of {self.path}; here {program.replicas} "
+                "replicas begin with those of the first one",
                 stacklevel=2,
             )
-        return {}
+        if self.head.replicas != program.replicas:
+            return {}
+        names = {
+            variable.name: [_of(variable.name, number) for number in executable.replicas.own]
+            for variable in _own_buffers(program)
+            if variable.ipu in executable.ipus and _of(variable.name, 1) in self.tensors
+        }
+        return {name: [self.tensors[one] for one in of] for name, of in names.items()}
 
     def _check_rules(self, rules: Mapping[str, str]) -> None:
         for name in sorted(rules.keys() | self.head.rules.keys()):
@@ -254,11 +405,6 @@ def _check_step(step: object) -> None:
     if not step.training:
         hint = "save model.state_dict(), or train with compile_training"
         raise InputError("a program for inference has no checkpoints", hint=hint)
-    if (mesh := step.options.mesh) is not None:
-        raise InputError(
-            f"option mesh has {mesh.size()} ranks, and a checkpoint is that of one process so far",
-            hint="save model.state_dict() on rank 0",
-        )
 
 
 def _check_extra(value: object, where: str) -> None:
@@ -294,13 +440,13 @@ def _weights(step: CompiledModel) -> tuple[dict[str, Tensor], list[str]]:
     return tensors, kept
 
 
-def _own_buffers(program: Program, executable: Executable) -> dict[str, list[Tensor]]:
-    """The buffers of which each replica has its own, on all replicas."""
-    return {
-        variable.name: [executable.tensor(variable.name, r) for r in range(program.replicas)]
+def _own_buffers(program: Program) -> list[Variable]:
+    """The buffers of which each replica has its own."""
+    return [
+        variable
         for variable in program.variables
         if variable.kind == "buffer" and not variable.replicated and variable.groups is None
-    }
+    ]
 
 
 def _states(program: Program) -> dict[str, str]:
@@ -321,8 +467,8 @@ def _rules(groups: Iterable[Group]) -> dict[str, str]:
 
 
 def _of(name: str, replica: int) -> str:
-    """The name of a buffer on another replica than the first."""
-    return f"{name}{_REPLICA}{replica}"
+    """The name of a buffer on a replica."""
+    return f"{name}{_REPLICA}{replica}" if replica else name
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:

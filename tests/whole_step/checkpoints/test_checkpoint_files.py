@@ -28,7 +28,6 @@ from ipu_dynamo import (
     save,
     save_checkpoint,
 )
-from tests.ranks.mesh import mesh, world
 from tests.whole_step.saving.rough import Canary
 
 TENSORS, INDEX = "rank-0000-of-0001.safetensors", "model.safetensors.index.json"
@@ -303,8 +302,6 @@ def test_what_has_no_checkpoint_is_refused(tmp_path):
             action(tmp_path, compile_inference(Net()))
         with pytest.raises(InputError, match=r"Net has no checkpoints"):
             action(tmp_path, Net())
-    with world(2), pytest.raises(InputError, match="option mesh has 2 ranks"):
-        save_checkpoint(tmp_path, made(mesh=mesh(2), replicas=2))
     step = trained()
     step.model.head.weight = nn.Parameter(torch.ones(3, 4))
     with pytest.raises(InputError, match="was replaced"):
