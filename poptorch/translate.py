@@ -9,7 +9,14 @@ from typing import Any
 from ipu_dynamo import options as core
 from ipu_dynamo.options.loss_scaling import AutomaticLossScaling, Watched
 from poptorch._logging import logger
-from poptorch.enums import CommGroupType, Liveness, MeanReductionStrategy, OutputMode, ReductionType
+from poptorch.enums import (
+    CommGroupType,
+    Liveness,
+    MeanReductionStrategy,
+    OutputMode,
+    ReductionType,
+    SyncPattern,
+)
 from poptorch.errors import createPoptorchError
 from poptorch.options import Options
 from poptorch.options.host import default_location_excludes
@@ -23,6 +30,11 @@ _OUTPUTS: dict[int, core.OutputMode] = {
     OutputMode.All: "all",
     OutputMode.Sum: "sum",
     OutputMode.Default: "default",
+}
+_SYNC_PATTERNS: dict[int, core.SyncPattern] = {
+    SyncPattern.Full: "full",
+    SyncPattern.SinglePipeline: "single_pipeline",
+    SyncPattern.ReplicaAndLadder: "replica_and_ladder",
 }
 _LIVENESS: dict[str, core.Liveness] = {
     Liveness.AlwaysLive.name: "always_live",
@@ -91,6 +103,8 @@ def core_options(
         strategy=core_strategy(options),
         locations=core_locations(options, combined_accumulator=combined_accumulator),
         io_tiles=core_io_tiles(options),
+        memory_proportion=options.available_memory_proportion or core.Options().memory_proportion,
+        sync_pattern=_SYNC_PATTERNS[options.sync_pattern],
         recompute=_RECOMPUTATION[settings.get("autoRecomputation")],
         outline="auto" if settings.get("enableOutlining", True) else False,
         narrow=True,
@@ -156,7 +170,12 @@ def core_locations(options: Options, *, combined_accumulator: bool = False) -> c
     def location(kind: str) -> core.Location:
         settings = given[kind]
         on_chip = bool(settings.get("onChip", not phased))
-        away = core.Location(not on_chip, settings.get("minElementsForOffChip", 0))
+        away = core.Location(
+            not on_chip,
+            settings.get("minElementsForOffChip", 0),
+            io_tiles_to_load=bool(settings.get("useIOTilesToLoad")),
+            io_tiles_to_store=bool(settings.get("useIOTilesToStore")),
+        )
         if not settings.get("useReplicatedTensorSharding"):
             return away
         if kind in ("accumulator", "activation"):

@@ -14,6 +14,7 @@ from ipu_dynamo.options.options import Options as Options
 from ipu_dynamo.options.options import Outlining as Outlining
 from ipu_dynamo.options.options import OutputMode as OutputMode
 from ipu_dynamo.options.options import Recomputation as Recomputation
+from ipu_dynamo.options.options import SyncPattern as SyncPattern
 from ipu_dynamo.options.strategy import PARALLEL_LIVENESS as PARALLEL_LIVENESS
 from ipu_dynamo.options.strategy import Costs as Costs
 from ipu_dynamo.options.strategy import Liveness as Liveness

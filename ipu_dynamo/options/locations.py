@@ -15,15 +15,19 @@ class Location:
         sharded: in parts, one on each replica, and whole only while an IPU uses them. Of weights
             and of optimizer state.
         min_sharded: tensors of fewer elements stay whole in any case.
+        io_tiles_to_load, io_tiles_to_store: move through the tiles of `Options(io_tiles=...)`, if
+            there are some. The program's text says so, for a model of an IPU's cycles.
     """
 
     off_chip: bool = False
     min_elements: int = 0
     sharded: bool = False
     min_sharded: int = 0
+    io_tiles_to_load: bool = False
+    io_tiles_to_store: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("off_chip", "sharded"):
+        for name in ("off_chip", "sharded", "io_tiles_to_load", "io_tiles_to_store"):
             if not isinstance(value := getattr(self, name), bool):
                 raise OptionError(f"location {name} is {value!r}; it is True or False")
         for name in ("min_elements", "min_sharded"):

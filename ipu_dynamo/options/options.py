@@ -22,6 +22,8 @@ Engine = Literal["auto", "inductor", "eager"]
 Check = Literal["auto", "first", "every", "off"]
 Recomputation = Literal["auto", "off", "stages", "all"]
 Outlining = Literal["auto"] | bool
+SyncPattern = Literal["full", "single_pipeline", "replica_and_ladder"]
+MEMORY_PROPORTION = 0.6  # by default, as in Poplar
 Choice = bool | str  # of a decision
 OutputMode = Literal["default", "all", "every", "final", "sum"]
 _CHOICES = {
@@ -32,6 +34,7 @@ _CHOICES = {
     "partials": ("float", "half"),
     "convolution_partials": ("float", "half"),
     "recompute": ("auto", "off", "stages", "all"),
+    "sync_pattern": ("full", "single_pipeline", "replica_and_ladder"),
     "check_compiled": ("auto", "first", "every", "off"),
 }
 _COUNTS = (
@@ -99,6 +102,12 @@ class Options:
         locations: what lives in streaming memory, beside the IPUs.
         io_tiles: tiles of each IPU that only transfer: none, or an even number from 32 to 192.
             Overlapped inputs and outputs need some.
+        memory_proportion: the share of an IPU's memory that a product may use for temporary values:
+            for all IPUs, or by IPU, `{0: 0.2}`; others have the default. It is in the program's
+            text, for a model of an IPU's memory and cycles, and changes no result.
+        sync_pattern: which IPUs wait for a transfer to or from the host: all (`full`), only the one
+            that transfers (`single_pipeline`), or its replica or half of the IPUs
+            (`replica_and_ladder`). It is in the program's text, likewise.
         recompute: which stages keep only their inputs and what `recomputation_checkpoint` marks,
             and compute the rest again in the backward pass: none (`off`), all but the last
             (`stages`), or all, the last one from a few more values (`all`). `auto` is `stages` in
@@ -187,6 +196,8 @@ class Options:
     strategy: Strategy = field(default_factory=Strategy)
     locations: Locations = field(default_factory=Locations)
     io_tiles: int = 0
+    memory_proportion: float | Mapping[int, float] = field(default=MEMORY_PROPORTION, hash=False)
+    sync_pattern: SyncPattern = "full"
     recompute: Recomputation = "auto"
     recompute_budget: int | None = None
     outline: Outlining = "auto"
@@ -230,6 +241,7 @@ class Options:
             raise OptionError(
                 f"option io_tiles is {tiles!r}; it is 0, or an even number from 32 to 192"
             )
+        self._check_memory_proportion()
         if not 0.0 < self.loss_scale < math.inf:
             raise OptionError(f"option loss_scale is {self.loss_scale!r}; it is a positive number")
         if self.partials_chunk < 16:
@@ -280,6 +292,26 @@ class Options:
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise OptionError(f"option {option} is {texts!r}; it is a tuple of {what}")
         object.__setattr__(self, option, tuple(texts))
+
+    def _check_memory_proportion(self) -> None:
+        given = self.memory_proportion
+        by_ipu = given if isinstance(given, Mapping) else {0: given}
+        for ipu, share in by_ipu.items():
+            number = isinstance(share, int | float) and not isinstance(share, bool)
+            if type(ipu) is not int or ipu < 0 or not number or not 0 <= share <= 1:
+                raise OptionError(
+                    f"option memory_proportion is {given!r}; it is a number from 0 to 1, or such "
+                    "numbers by IPU: {0: 0.2}"
+                )
+
+    def memory_proportions(self, num_ipus: int) -> tuple[float, ...]:
+        """The memory proportion of each IPU; empty where all have the default."""
+        given = self.memory_proportion
+        each = [
+            float(given.get(ipu, MEMORY_PROPORTION) if isinstance(given, Mapping) else given)
+            for ipu in range(num_ipus)
+        ]
+        return () if set(each) <= {MEMORY_PROPORTION} else tuple(each)
 
     def _check_replica_groups(self) -> None:
         for name, groups in self.replica_groups.items():

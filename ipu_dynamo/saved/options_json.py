@@ -108,6 +108,9 @@ _OPTIONS: dict[str, Convert] = {
     "locations": lambda one: _read(Locations, one, _LOCATIONS),
     "anchors": _anchors,
     "automatic_loss_scaling": lambda one: _read(AutomaticLossScaling, one, {}),
+    "memory_proportion": lambda one: (
+        {int(ipu): share for ipu, share in one.items()} if isinstance(one, dict) else one
+    ),
     "force": lambda one: dict(expect(one, dict, "forced decisions")),
     "replica_groups": lambda one: {
         name: ReplicaGroups.parse(expect(text, str, "a group"))

@@ -12,6 +12,7 @@ from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.marks.inner_gradients import take_gradients_op
 from ipu_dynamo.program import GROUP
 from ipu_dynamo.program.machine_marks import MACHINE, run_nothing
+from ipu_dynamo.program.text.graph_text import SERIAL_STEP
 
 _INHERITED = (STAGE, BACKWARD, "stack_trace")
 
@@ -70,11 +71,12 @@ def evaluate(node: fx.Node, origin: fx.Node | None = None) -> Any:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def keep_group(convolution: fx.Node, *products: fx.Node) -> None:
-    """Give the replacements of a convolution its place in a group of convolutions."""
-    place = convolution.meta.pop(GROUP, None)
-    for product in products if place else ():
-        product.meta[GROUP] = place
+def keep_plan(product: fx.Node, *replacements: fx.Node) -> None:
+    """Give the replacements of a product what is known of its plan: its group, its serial step."""
+    for key in (GROUP, SERIAL_STEP):
+        place = product.meta.pop(key, None)
+        for replacement in replacements if place else ():
+            replacement.meta[key] = place
 
 
 def replace(old: fx.Node, new: fx.Node) -> None:

@@ -14,7 +14,7 @@ from torch.fx.node import map_aggregate, map_arg
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.ops.aten import aten
-from ipu_dynamo.passes.graph.builder import become, call, keep_group
+from ipu_dynamo.passes.graph.builder import become, call, keep_plan
 from ipu_dynamo.program.machine_marks import MACHINE, NOTHING, in_dtype
 
 
@@ -42,7 +42,7 @@ class InFloat:
             args, kwargs = map_aggregate((args, kwargs), _wide_dtype)
             name = f"{node.name}_f32"
             result = call(self.graph, node.target, *args, origin=node, name=name, **kwargs)
-        keep_group(node, result)
+        keep_plan(node, result)
         mark = node.meta.get(MACHINE)
         result.meta[MACHINE] = in_dtype(mark, torch.float16)
         if mark != NOTHING:

@@ -1,7 +1,11 @@
 """Serialise marked matrix products, to trade time for peak memory.
 
 Before   %y = ipu.serialized_matmul(%x: f32[m,k], %w: f32[k,p], "output_channels", 2, False)
-After    %y = aten.cat([aten.mm(%x, %w[:, :p/2]), aten.mm(%x, %w[:, p/2:])], -1)
+After    %a = aten.mm(%x, %w[:, :p/2])
+         %b = aten.mm(%x, %w[:, p/2:])
+         %a  with meta["ipu.serial_step"] = "1/2"
+         %b  with meta["ipu.serial_step"] = "2/2"
+         %y = aten.cat([%a, %b], -1)
 Keeps    shapes, dtypes, stages, source lines; values up to the rounding of a blocked product. Parts
          are computed, and added up, in the order of their index.
 Source   PopTorch user guide, "poptorch.serializedMatMul".
@@ -20,6 +24,7 @@ from ipu_dynamo.ops.marks.serialized import serialized_matmul_op
 from ipu_dynamo.ops.parts import parts
 from ipu_dynamo.passes.graph.builder import call, replace
 from ipu_dynamo.passes.kit import GraphPass
+from ipu_dynamo.program.text.graph_text import SERIAL_STEP
 
 HALF = (torch.float16, torch.bfloat16)
 _SPLIT = {  # mode: the split dimension of lhs, of rhs, of the product; None: taken whole, or a sum
@@ -110,11 +115,13 @@ class SerializeMatmul(GraphPass):
         wide = keep_precision and joined is None and node.meta["val"].dtype in HALF
         products: list[fx.Node] = []
         with graph.inserting_before(node):
-            for start, stop in split.bounds:
+            for number, (start, stop) in enumerate(split.bounds, 1):
                 a = _slice(graph, lhs, left, start, stop, wide=wide, origin=node)
                 b = _slice(graph, rhs, right, start, stop, wide=wide, origin=node)
                 kind = aten.mm.default if node.meta["val"].dim() == 2 else aten.bmm.default
                 product = call(graph, kind, a, b, origin=node)
+                if len(split.bounds) > 1:
+                    product.meta[SERIAL_STEP] = f"{number}/{len(split.bounds)}"
                 if joined is None and products:
                     product = call(graph, aten.add.Tensor, products.pop(), product, origin=node)
                 products.append(product)

@@ -315,9 +315,10 @@ class Emit(Pass):
         body: tuple[Instruction, ...] = (*emitter.before, loop, *end)
         if capture.training:
             body = (Repeat("device_iteration", options.device_iterations, body),)
+        num_ipus = max(capture.ipus.values()) + 1
         return Program(
             kind=capture.alone or ("training" if capture.training else "inference"),
-            num_ipus=max(capture.ipus.values()) + 1,
+            num_ipus=num_ipus,
             replicas=options.replicas,
             variables=tuple(variables),
             inputs=partitioned.inputs,
@@ -325,6 +326,8 @@ class Emit(Pass):
             functions=with_bodies(emitter.functions.values()),
             body=body,
             io_tiles=options.io_tiles,
+            memory_proportions=options.memory_proportions(num_ipus),
+            sync_pattern=options.sync_pattern,
         )
 
 

@@ -50,6 +50,9 @@ class OffloadVariables(Pass):
     groups: Sequence[UpdateGroup] = ()
 
     def __call__(self, program: Program) -> Program:
+        return through_io_tiles(self._offloaded(program), self.options)
+
+    def _offloaded(self, program: Program) -> Program:
         variables = plan(program, self.options)
         if variables == program.variables:
             return program
@@ -68,6 +71,32 @@ class OffloadVariables(Pass):
             loop=_move_in_micro_batch(loop, located),
             after=_move_after_step(after, located),
         )
+
+
+def through_io_tiles(program: Program, options: Options) -> Program:
+    """Mark the loads and stores that go through IO tiles, if there are such tiles."""
+    if not program.io_tiles:
+        return program
+    locations = options.locations
+    by_kind = {
+        "parameter": locations.weights,
+        "state": locations.optimizer_state,
+        "accumulator": locations.accumulators,
+    }
+    of = {variable.name: by_kind.get(variable.kind) for variable in program.variables}
+
+    def goes(move: Load | Store) -> bool:
+        location = of.get(move.value, locations.activations)
+        if location is None:
+            return False
+        return location.io_tiles_to_load if isinstance(move, Load) else location.io_tiles_to_store
+
+    moves = {
+        number: (replace(step, io_tiles=True),)
+        for number, step in enumerate(program.walk())
+        if isinstance(step, Load | Store) and goes(step)
+    }
+    return program.with_instructions(moves) if moves else program
 
 
 def plan(program: Program, options: Options) -> tuple[Variable, ...]:

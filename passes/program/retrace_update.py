@@ -13,7 +13,7 @@ from ipu_dynamo.options import Options
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.program.emit_traced import TracedForm, check_shards
 from ipu_dynamo.passes.program.emit_update import UpdateGroup
-from ipu_dynamo.passes.program.offload_variables import in_shards, move_around
+from ipu_dynamo.passes.program.offload_variables import in_shards, move_around, through_io_tiles
 from ipu_dynamo.program import (
     Instruction,
     JointUpdate,
@@ -89,11 +89,12 @@ def _with_trace(
                 body += next(following)
             case _:
                 body.append(instruction)
-    return replace(
+    program = replace(
         program,
         body=(replace(loop, body=tuple(body)),),
         update_functions=(trace.factors, *trace.pieces.values()),
     )
+    return through_io_tiles(program, options)
 
 
 class RetraceUpdate(Pass):

@@ -36,6 +36,11 @@ def test_defaults_are_one_plain_micro_batch():
         ("loss_scale", "1"),
         ("strategy", "pipelined"),
         ("narrow", "no"),
+        ("memory_proportion", 1.5),
+        ("memory_proportion", True),
+        ("memory_proportion", {0: -0.1}),
+        ("memory_proportion", {"IPU0": 0.1}),
+        ("sync_pattern", "all"),
         ("seed", 1.5),
     ],
 )

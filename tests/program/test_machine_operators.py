@@ -12,8 +12,9 @@ from torch import nn
 import ipu_dynamo
 from ipu_dynamo import Block, Options, Strategy
 from ipu_dynamo.capture.trace import read_arguments, trace
+from ipu_dynamo.options import Location, Locations, StageSpec
 from ipu_dynamo.passes.pipeline import lower, whole_step
-from ipu_dynamo.program import Program
+from ipu_dynamo.program import Load, Program, Store
 from ipu_dynamo.program.machine_operators import machine_operators, machine_values
 from ipu_dynamo.runtime.engines.stage_key import stage_key
 from ipu_dynamo.testing import recipes
@@ -241,6 +242,21 @@ def test_a_convolution_is_one_operator_in_any_layout(layout, options, name):
     ]
 
 
+def test_a_copy_to_the_layout_of_a_result_is_nothing():
+    """With half partials the bias is added to a product that is dense in another order."""
+    x, weight = (
+        torch.ones(shape, dtype=torch.float16).to(memory_format=torch.channels_last)
+        for shape in ((2, 4, 6, 6), (4, 4, 3, 3))
+    )
+    bias = torch.ones(4, dtype=torch.float16)
+    assert lines(
+        lambda *tensors: F.conv2d(*tensors), x, weight, bias, convolution_partials="half"
+    ) == [
+        "ipu.half_partials_conv(f16[2,4,6,6], f16[4,4,3,3]) -> f16[2,4,4,4]",
+        "aten.add.Tensor(f16[2,4,4,4], f16[4,1,1]) -> f16[2,4,4,4]",
+    ]
+
+
 def test_several_results_have_types_of_their_own():
     """Stochastic rounding computes all of them in float32; the machine does that for statistics."""
 
@@ -339,3 +355,69 @@ def test_values_of_the_machine_have_its_types():
     copied = [copy.result for copy in made.copies if copy.value in values]
     assert copied
     assert {str(values[name]) for name in copied} == {"f16[2,4]"}
+
+
+def test_serial_steps_of_a_product_are_numbered():
+    """Also where the product is computed in float32, with half partials, and read from text."""
+
+    def product(x, w):
+        return ipu_dynamo.serialized_matmul(x, w, "output_channels", 2)
+
+    square = torch.ones(4, 4, dtype=torch.float16)
+    for partials in ("float", "half"):
+        made = program(product, (square, square), Options(partials=partials))
+        read = Program.parse(made.text())
+        for one in (made, read):
+            ((_, operators),) = machine_operators(one)
+            steps = [each.node.meta.get("ipu.serial_step") for each in operators]
+            assert steps == ["1/2", "2/2", None]
+    code = [f.code_key for f in made.functions]
+    for node in made.functions[0].operators:
+        node.meta.pop("ipu.serial_step", None)
+    assert code == [f.code_key for f in made.functions]
+
+
+def test_text_has_memory_proportions_and_the_sync_pattern():
+    strategy = Strategy(kind="pipelined")
+    options = Options(
+        strategy=strategy, memory_proportion={1: 0.2}, sync_pattern="single_pipeline",
+        gradient_accumulation=4,
+    )  # fmt: skip
+    made = program(Dropouts(), (HALVES,), options, training=True, loss=0)
+    assert made.memory_proportions == (0.6, 0.2)
+    assert "memory proportions 0.6, 0.2, sync pattern single pipeline" in str(made)
+    assert Program.parse(made.text()) == made
+    plain = replace(options, memory_proportion=0.6, sync_pattern="full")
+    text = program(Dropouts(), (HALVES,), plain, training=True, loss=0).text()
+    assert text == replace(made, memory_proportions=(), sync_pattern="full").text()
+    assert "proportion" not in text
+    with pytest.raises(ValueError, match="memory proportions"):
+        Program.parse(made.text().replace("(0.6, 0.2)", "(0.6,)"))
+
+
+@pytest.mark.parametrize("tiles", [0, 32])
+def test_loads_and_stores_through_io_tiles_are_marked(tiles):
+    through = {"io_tiles_to_load": True, "io_tiles_to_store": True}
+    options = Options(
+        io_tiles=tiles,
+        locations=Locations(
+            weights=Location(off_chip=True, io_tiles_to_load=True),
+            accumulators=Location(off_chip=True, io_tiles_to_store=True),
+            activations=Location(off_chip=True, **through),
+        ),
+        strategy=Strategy(
+            kind="serial_phased",
+            phases=((StageSpec(("ipu0",)),), (StageSpec(("ipu1",)),)),
+            liveness="off_chip_after_each_phase",
+        ),
+    )
+    made = program(Dropouts(), (HALVES,), options, training=True, loss=0)
+    kinds = {variable.name: variable.kind for variable in made.variables}
+    moves = [step for step in made.walk() if isinstance(step, Load | Store)]
+    found = {(type(m), kinds.get(m.value, "activation")) for m in moves if m.io_tiles}
+    activations = {(Load, "activation"), (Store, "activation")}
+    assert found == (
+        {(Load, "parameter"), (Store, "accumulator"), *activations} if tiles else set()
+    )
+    assert all(("through IO tiles" in str(move)) == move.io_tiles for move in moves)
+    assert Program.parse(made.text()) == made

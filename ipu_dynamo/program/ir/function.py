@@ -18,6 +18,7 @@ from ipu_dynamo.program.text.graph_text import (
     FUNCTION,
     GROUP,
     RECOMPUTED,
+    SERIAL_STEP,
     GraphForm,
     node_text,
 )
@@ -129,7 +130,9 @@ def structural_key(graph: fx.GraphModule, form: GraphForm = FUNCTION) -> str:
 
 def _code_marks(node: fx.Node) -> dict[str, Any]:
     marks = FUNCTION.marks(node)
-    return {key: mark for key, mark in marks.items() if key not in (MACHINE, DIRECTION)}
+    return {
+        key: mark for key, mark in marks.items() if key not in (MACHINE, SERIAL_STEP, DIRECTION)
+    }
 
 
 def _code_arguments(node: fx.Node) -> tuple[Any, ...]:

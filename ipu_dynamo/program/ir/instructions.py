@@ -171,7 +171,8 @@ class Store(BaseInstruction):
     """Moved a value from an IPU to streaming memory, which knows it as `result`.
 
     Its room on the chip is free afterwards. A variable keeps its name on both sides; of one in
-    shards each replica stores its `shard`, which has the given type.
+    shards each replica stores its `shard`, which has the given type. Through `io_tiles` it overlaps
+    with what the other tiles compute.
     """
 
     sections = LOOP | AFTER
@@ -184,13 +185,15 @@ class Store(BaseInstruction):
     phase: int | None
     source: str
     shard: bool = False
+    io_tiles: bool = False
 
     @property
     def moves(self) -> tuple[Moved, ...]:
         return (_of_chip(self, "stored", self.ipu, "off chip"),)
 
     def __str__(self) -> str:
-        return f"store {_moved(self)}  ipu{self.ipu} -> off chip{in_phase(self.phase)}"
+        where = f"ipu{self.ipu} -> off chip{in_phase(self.phase)}{_tiles(self)}"
+        return f"store {_moved(self)}  {where}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +201,8 @@ class Load(BaseInstruction):
     """Bring a value from streaming memory to an IPU, which knows it as `result`.
 
     A variable that is loaded for a call is on the chip until the call ends. Of one in shards each
-    replica loads its `shard`, which has the given type.
+    replica loads its `shard`, which has the given type. Through `io_tiles` it overlaps with what
+    the other tiles compute.
     """
 
     sections = BEFORE | LOOP | AFTER
@@ -211,6 +215,7 @@ class Load(BaseInstruction):
     phase: int | None
     source: str
     shard: bool = False
+    io_tiles: bool = False
 
     @property
     def moves(self) -> tuple[Moved, ...]:
@@ -221,11 +226,16 @@ class Load(BaseInstruction):
         return self.value if self.value == self.result else None
 
     def __str__(self) -> str:
-        return f"load {_moved(self)}  off chip -> ipu{self.ipu}{in_phase(self.phase)}"
+        where = f"off chip -> ipu{self.ipu}{in_phase(self.phase)}{_tiles(self)}"
+        return f"load {_moved(self)}  {where}"
 
 
 def _of_chip(move: Store | Load, how: How, src: Place, dst: Place) -> Moved:
     return Moved(how, move.value, move.result, src, dst, move.type, move.shard)
+
+
+def _tiles(move: Store | Load) -> str:
+    return ", through IO tiles" if move.io_tiles else ""
 
 
 def _over_replicas(

@@ -9,6 +9,7 @@ from typing import Literal, Self
 from torch import Tensor
 
 from ipu_dynamo.errors import ProgramError
+from ipu_dynamo.options import SyncPattern
 from ipu_dynamo.program.ir.function import Function
 from ipu_dynamo.program.ir.instructions import Call, Copy, Instruction, Order, Repeat
 from ipu_dynamo.program.ir.types import byte_text
@@ -34,6 +35,9 @@ class Program:
         functions: distinct stage functions, by first call.
         body: the instructions of one call.
         io_tiles: tiles of each IPU that only transfer.
+        memory_proportions: the share of an IPU's memory that a product may use for temporary
+            values, for each IPU; empty: 0.6.
+        sync_pattern: which IPUs take part in a barrier.
         update_functions: distinct functions of traced updates.
     """
 
@@ -47,6 +51,8 @@ class Program:
     body: tuple[Instruction, ...]
     io_tiles: int = 0
     update_functions: tuple[Function, ...] = ()
+    memory_proportions: tuple[float, ...] = ()
+    sync_pattern: SyncPattern = "full"
 
     def walk(self) -> Iterator[Instruction]:
         """Every instruction once, in program order, loops before their bodies.
@@ -169,9 +175,13 @@ class Program:
 
     def _header(self) -> str:
         tiles = f", {self.io_tiles} IO tiles on each IPU" if self.io_tiles else ""
+        shares = ", ".join(f"{share:g}" for share in self.memory_proportions)
+        memory = f", memory proportions {shares}" if shares else ""
+        pattern = self.sync_pattern.replace("_", " ")
+        sync = "" if self.sync_pattern == "full" else f", sync pattern {pattern}"
         return (
             f"program {self.kind}: {self.num_stages} stages on {self.num_ipus} IPUs, "
-            f"{self.replicas} replicas, {len(self.functions)} functions{tiles}"
+            f"{self.replicas} replicas, {len(self.functions)} functions{tiles}{memory}{sync}"
         )
 
     def _streams(self) -> list[str]:

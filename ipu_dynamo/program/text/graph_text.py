@@ -43,11 +43,13 @@ from ipu_dynamo.program.text.reader import Pairs, Reader, Record
 RECOMPUTED = "ipu.recomputed"  # key of a node's meta: the backward pass computes this again
 GROUP = "ipu.group"  # key of a convolution's meta: its place in a group, as in "parallel 1/2"
 OWN_MEMORY = "ipu.own_memory"  # key of a clone's meta: without it a result would share memory
+SERIAL_STEP = "ipu.serial_step"  # key of a product's meta: its part of a product, as in "2/16"
 DIRECTION = "ipu.direction"  # key of a node's meta: "backward", in a function of both passes
 # what stays of a node's meta, besides its value and its source line
-_KEPT = (RECOMPUTED, GROUP, OWN_MEMORY, MACHINE, DIRECTION)
+_KEPT = (RECOMPUTED, GROUP, OWN_MEMORY, MACHINE, SERIAL_STEP, DIRECTION)
 _OPS = ("placeholder", "call_function", "output")
 _PLACE = re.compile(r"(parallel|serial) [1-9]\d*/[1-9]\d*")
+_STEP = re.compile(r"[1-9]\d*/[1-9]\d*", re.ASCII)
 _SOURCE = re.compile(r"(.+?):(\d+) in (\S+): (.+)")
 Text = Callable[[Any], str]
 Marks = dict[str, Any]
@@ -66,6 +68,8 @@ def _known(marks: Marks) -> Marks:
 def _is_mark(key: str, value: object) -> bool:
     if key == GROUP:
         return isinstance(value, str) and _PLACE.fullmatch(value) is not None
+    if key == SERIAL_STEP:
+        return isinstance(value, str) and _STEP.fullmatch(value) is not None
     if key == MACHINE:
         return isinstance(value, str) and bool(MachineMark.parse(value))
     if key == DIRECTION:

@@ -22,7 +22,7 @@ from torch import fx
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.precision import half_partial_sums as ops
-from ipu_dynamo.passes.graph.builder import become, call, keep_group
+from ipu_dynamo.passes.graph.builder import become, call, keep_plan
 from ipu_dynamo.passes.joint.schedule_convolution_groups import PARTIALS
 from ipu_dynamo.passes.kit import GraphPass
 from ipu_dynamo.program.machine_marks import run_nothing
@@ -148,7 +148,7 @@ def _convolution(p: _Product) -> None:
         product = p.op(ops.conv_input, shape, x, weight, *geometry)
     else:
         product = p.op(ops.conv, x, weight, *geometry)
-    keep_group(p.node, product)
+    keep_plan(p.node, product)
     if bias is None:
         run_nothing(p.node)
         p.become(aten.clone.default, product)
@@ -162,7 +162,7 @@ def _convolution_backward(p: _Product) -> None:
     dims = len(weight.meta["val"].shape) - 2
     geometry = (*_spread(dims, stride, padding, dilation), groups, p.chunk)
     shape, kernel = list(x.meta["val"].shape), list(weight.meta["val"].shape)
-    keep_group(p.node, *[part for part in p.node.users if part.args[1] != 2])
+    keep_plan(p.node, *[part for part in p.node.users if part.args[1] != 2])
     for part in list(p.node.users):
         assert part.target is getitem, "only parts of several results can be read"
         which = part.args[1]

@@ -158,12 +158,12 @@ class _Keyed:
         inputs = list(graph.find_nodes(op="placeholder"))
         first = next(node for node in graph.nodes if node.op != "placeholder")
         with graph.inserting_before(first):
-            key = run_nothing(graph.placeholder("loop_key"))
+            key = graph.placeholder("loop_key")
         key.meta["val"] = like.meta["val"]
         if carried is None:
             return cls(graph, key, None)
         with graph.inserting_before([*inputs, key][carried]):
-            iteration = run_nothing(graph.placeholder("iteration"))
+            iteration = graph.placeholder("iteration")
         with fake_mode_of([like.meta["val"]]):
             iteration.meta["val"] = like.meta["val"].new_empty(())
         return cls(graph, key, iteration)

@@ -20,6 +20,9 @@ def check_tables(program: "Program") -> None:
     """Check variables, streams and functions, and that each has a name of its own."""
     if program.num_ipus < 1 or program.replicas < 1:
         raise ValueError(f"{program.num_ipus} IPUs and {program.replicas} replicas; from 1 on")
+    shares = program.memory_proportions
+    if len(shares) not in (0, program.num_ipus) or not all(0 <= share <= 1 for share in shares):
+        raise ValueError(f"memory proportions {shares} of {program.num_ipus} IPUs; from 0 to 1")
     every = (*program.functions, *program.update_functions)
     for what, names in (
         ("variable", [variable.name for variable in program.variables]),
