@@ -12,11 +12,12 @@ from ipu_dynamo.options.mesh import IPU, REPLICA
 from ipu_dynamo.program.share import Share
 from ipu_dynamo.rank_number import name_rank_in_log
 from ipu_dynamo.runtime.execute.host_io.batching import Batching, micro_batch_size
-from ipu_dynamo.runtime.ranks.torch_transport import TorchTransport
 from ipu_dynamo.runtime.ranks.transport import Transport
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+    from ipu_dynamo.runtime.ranks.torch_transport import TorchTransport
 
 _transports: "dict[int, tuple[ref[DeviceMesh], TorchTransport]]" = {}  # by the mesh's identity
 
@@ -30,6 +31,8 @@ def transport_of(options: Options) -> Transport | None:
     mesh, share = options.mesh, share_of(options)
     if mesh is None or share is None:
         return None
+    from ipu_dynamo.runtime.ranks.torch_transport import TorchTransport  # only ranks need it
+
     name_rank_in_log()
     known, transport = _transports.get(id(mesh), (None, None))
     if transport is None or known is None or known() is not mesh:

@@ -217,11 +217,13 @@ def test_rows_that_are_not_those_of_whole_micro_batches_are_refused():
         refused("3 rows", lambda: rows_of_rank(torch.ones(3, 1), options), InputError)
 
 
-def test_torch_distributed_meshes_are_loaded_for_programs_on_ranks_only():
+def test_meshes_and_messages_are_loaded_for_programs_on_ranks_only():
     script = (
         "import sys, torch; sys.modules.pop('torch.distributed.device_mesh', None)\n"
         "import ipu_dynamo; ipu_dynamo.Options(replicas=2)\n"
-        "assert 'torch.distributed.device_mesh' not in sys.modules"
+        "assert 'torch.distributed.device_mesh' not in sys.modules\n"
+        "ipu_dynamo.compile_training\n"
+        "assert 'ipu_dynamo.runtime.ranks.torch_transport' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
