@@ -384,7 +384,8 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
                 lowered = self._lower(given, self.options)
                 self._bring_up(given, lowered, lowered.seed())
             else:
-                self._compile_together(given, transport)
+                with transport.operation("mesh", "compile", "the compilation of a program"):
+                    self._compile_together(given, transport)
         self._times = times()
 
     def _compile_together(self, given: Arguments, transport: Transport) -> None:

@@ -309,7 +309,8 @@ class Executable:
                     if name not in own:
                         tensors[name].copy_(value)
 
-        self._alone(read)
+        with ranks.transport.operation("row", "read", "a read of weights or states"):
+            self._alone(read)
 
     def _settle_alone(self) -> None:
         """Complete an interrupted call, unless one is running."""

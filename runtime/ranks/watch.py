@@ -36,6 +36,7 @@ _FAILURE = "failure"  # the key of the record
 _BROKEN = 2.5  # beats without a new one, after which a rank with a broken connection is gone
 _GIVE_UP = 5  # beats, after which the rank of a broken connection stays unknown
 _LAUNCHER = 2.0  # seconds; torchrun notices within them which rank ended first
+_TURN, _TURNS = 0.5, 5.0  # seconds between the ends of ranks that have lost another, and of all
 _PATIENT = 30.0  # seconds until a wait for a live rank is logged
 _AGAIN = 60.0  # seconds between such lines
 _CROSSED = "ranks wait for each other in different operations"
@@ -202,6 +203,11 @@ class Watch:
             self._left = f"ended with {type(error).__name__}: {error}"
         self._wake.set()
         self._ended.wait(self._interval)  # no longer: the store may not answer
+        # A thread that comes out of gloo while Python ends would end the process by a signal. The
+        # ends of other ranks let threads out, so ranks end one after another.
+        turn = monotonic() + min(_TURN * self._share.rank, _TURNS)
+        while self.lost is not None and self._waits and monotonic() < turn:
+            sleep(self._interval / 20)
 
     def _write(self) -> None:
         self._number += 1
