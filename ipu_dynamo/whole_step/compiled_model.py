@@ -384,8 +384,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
                 lowered = self._lower(given, self.options)
                 self._bring_up(given, lowered, lowered.seed())
             else:
-                with transport.operation("mesh", "compile", "the compilation of a program"):
-                    self._compile_together(given, transport)
+                self._compile_together(given, transport)
         self._times = times()
 
     def _compile_together(self, given: Arguments, transport: Transport) -> None:

@@ -100,11 +100,6 @@ class Wires:
         message = torch.empty(_BLOCK, dtype=torch.uint8) if value is None else _packed(value)
         self._send((rank, wire, replica), message)
 
-    def post_zeros(self, rank: int, wire: int, replica: int, type: TensorType | None) -> None:
-        """Send zeros in place of a value of this type."""
-        zeros = None if type is None else torch.zeros(type.shape, dtype=type.dtype)
-        self.post(rank, wire, replica, zeros)
-
     def drain(self) -> None:
         """Give up a step: send zeros for all messages owed, and drop those to come. Never waits.
 

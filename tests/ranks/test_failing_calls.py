@@ -3,7 +3,9 @@
 Ranks are threads of this process, with messages in memory.
 """
 
+import signal
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
 from threading import Lock
 
@@ -21,6 +23,9 @@ from ipu_dynamo.errors import (
     UpdateError,
 )
 from ipu_dynamo.runtime.execute.step_end import StepEnd
+from ipu_dynamo.runtime.execute.tasks.rank_streams import RankStreams
+from ipu_dynamo.runtime.execute.transaction import rank_vote
+from ipu_dynamo.runtime.execute.transaction.rank_vote import RankCall, WeightsInCommon
 from ipu_dynamo.testing.rank_threads import run_failing_ranks, run_ranks, transport_here
 from ipu_dynamo.whole_step import ranks
 
@@ -313,3 +318,41 @@ def test_a_rank_that_is_gone_is_an_error_of_all_others():
 
     outcomes = run_failing_ranks(2, 1, run)
     assert [type(outcome) for outcome in outcomes] == [RankLost, SystemExit]
+
+
+class NoStreams:
+    """Streams to no rank, whose transport notes that it was abandoned."""
+
+    number, transport = 0, None
+    unbroken = RankStreams.unbroken
+
+    def __init__(self):
+        self.transport = self
+
+    def abandon(self, problem):
+        return RankLost(problem)
+
+    def begin(self, streams):
+        """No message."""
+
+    def end(self):
+        """No message."""
+
+
+@pytest.mark.parametrize("interrupts", [0, 1, 2])
+def test_an_interrupt_waits_from_the_vote_to_the_end_of_the_update_and_a_second_does_not(
+    monkeypatch, interrupts
+):
+    def interrupted_vote(*_):
+        for _ in range(interrupts):
+            signal.raise_signal(signal.SIGINT)
+        return []
+
+    monkeypatch.setattr(rank_vote, "vote", interrupted_vote)
+    call, written = RankCall(NoStreams(), None, WeightsInCommon({}), ()), []
+    call.open(1)
+    call.begin()
+    error = (None, KeyboardInterrupt, RankLost)[interrupts]
+    with pytest.raises(error) if error else nullcontext(), call.deciding():
+        written.append("the step")
+    assert written == ([] if interrupts == 2 else ["the step"])

@@ -86,7 +86,7 @@ def save_checkpoint(folder: Folder, step: CompiledModel, extra: Any = None) -> P
     step.check_tensors()
     transport = ranks.transport_of(step.options)
     if transport is not None:
-        with transport.operation("mesh", "checkpoint", "writes a checkpoint"):
+        with transport.operation("mesh", "checkpoint", "a write of a checkpoint"):
             return _save_together(folder, step, extra, transport)
 
     def save() -> Path:
@@ -254,7 +254,7 @@ def load_checkpoint(folder: Folder, step: CompiledModel) -> Any:
     if transport is None:
         checkpoint = _read(folder, step)
     else:
-        with transport.operation("mesh", "checkpoint", "reads a checkpoint"):
+        with transport.operation("mesh", "checkpoint", "a read of a checkpoint"):
             checkpoint = _read_together(folder, step, transport)
     if step.is_compiled:
         step.check_tensors()
