@@ -8,7 +8,16 @@ from functools import partial
 import torch
 from torch import nn
 
-from benchmarks import inference, loader, peak_memory, pieces, saved_variables, training, work
+from benchmarks import (
+    inference,
+    loader,
+    peak_memory,
+    pieces,
+    ranks,
+    saved_variables,
+    training,
+    work,
+)
 from benchmarks.child import Child, fresh_child
 from benchmarks.jax_peer import JAX
 from benchmarks.measure import (
@@ -68,6 +77,18 @@ CASES = {
     ),
     "cuts": Case(training.all_cuts, "the same as a pipeline of 2 stages on two cores", 2),
     "pipeline": Case(training.two_stages, "a pipeline of 2 equal stages on two cores, SGD", 2),
+    "ranks": Case(
+        partial(
+            ranks.trained,
+            "benchmarks.work:language_model",
+            "DDP, eager",
+            "DDP, torch.compile, optimiser too",
+            "not connected",
+            "mesh of 2 replicas",
+        ),
+        "the language model on two ranks of one thread, 8 micro-batches each",
+    ),
+    "ranks_sum": Case(ranks.exchange, "the sum of 100 MB over two ranks"),
     "encoder": Case(inference.one_core, "inference of 6 layers, width 512, batch 4"),
     "encoder_2": Case(inference.all_cores, "four such batches on two cores", threads=2),
     **{

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import ipu_dynamo
-from benchmarks import models, peak_memory
+from benchmarks import models, peak_memory, ranks
 from benchmarks.jax_peer import JAX, trained, with_installed
 from benchmarks.measure import Maker, Step, clock
 from benchmarks.products import products_alone
@@ -124,6 +124,7 @@ def two_stages() -> dict[str, Maker]:
         "eager": partial(loop, work),
         "torch pipelining": partial(torch_pipeline, "benchmarks.work:small_language_model", SECOND),
         "1 worker": partial(_pipelined, whole, work, workers=1),
+        **ranks.trained("benchmarks.work:small_pipeline", "mesh of 2 IPUs"),
         "2 workers, zero bubble": partial(_pipelined, whole, work, schedule="zero_bubble"),
         "2 workers": partial(_pipelined, whole, work),
     }

@@ -5,7 +5,7 @@ runs in other checkouts, so it uses only the public names of `ipu_dynamo`.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -107,6 +107,12 @@ def small_language_model() -> Training:
     layers, _, width, length = LANGUAGE_MODEL
     model = models.plain_language_model(layers, 64, width)
     return Training(model, sgd, texts(64, 16, length), 2, accumulation=8)
+
+
+def small_pipeline() -> Training:
+    """The same in two stages."""
+    half = f"layers.{1 + LANGUAGE_MODEL[0] // 2}"
+    return replace(small_language_model(), stages=("layers.0", half))
 
 
 def encoder(layers: int) -> Training:
