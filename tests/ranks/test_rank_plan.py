@@ -26,6 +26,7 @@ from ipu_dynamo.program.share import Share
 from ipu_dynamo.runtime.ranks.replica_sums import ReplicaSums
 from ipu_dynamo.runtime.ranks.torch_transport import TorchTransport
 from ipu_dynamo.testing.rank_threads import MemoryTransport, run_ranks
+from tests.ranks import gpt24
 from tests.ranks.mesh import Pipeline, mesh, world
 
 OPTIONS = {"engine": "eager", "gradient_accumulation": 8, "strategy": Strategy("pipelined")}
@@ -243,6 +244,14 @@ def test_the_last_column_gives_its_row_the_results_of_a_call(options, nbytes):
     plan = RankPlan(step.program, 2, 2)
     assert [plan.results(column) for column in range(2)] == [{}, {"0": nbytes}]
     assert RankPlan(step.program, 2, 1).results(0) == {}
+
+
+@pytest.mark.slow
+def test_a_large_program_has_a_plan_for_1024_ranks():
+    program = gpt24.program()
+    plan = str(RankPlan(Program.parse(program.text()), 256, 4))
+    assert plan.startswith("rank plan: 1024 ranks, 256 rows x 4 columns; a step of training has 8 ")
+    assert plan.endswith("the schedule of a row, 4 workers, has no cycle")
 
 
 def test_the_command_prints_the_plan_of_a_file(programs, tmp_path, capsys):
