@@ -102,7 +102,7 @@ class StepEnd:
         )
         self.copies: dict[str, Sequence[Tensor]] = {}
         self._ranks, self.streams = streams, list[SendToRank | ReceiveFromRank]()
-        self._read = {name for instruction in instructions for name in instruction.read_names}
+        self._used = {n for i in instructions for n in (*i.read_names, *i.written_names)}
         self._exchanges: list[ReplicaSums] = []
         self._exchanged = 0  # in this step
         self._origins: dict[str, str] = {}  # result of a copy -> its source
@@ -221,7 +221,7 @@ class StepEnd:
         ranks, name = self._streams_of_ranks(receive), receive.result
         times = 1 if receive.each else len(self._replicas.own)
         own: list[Tensor] = []
-        if name in self._read:  # instructions are bound to tensors that stay the same
+        if name in self._used:  # instructions are bound to tensors that stay the same
             type_, device = receive.type, self._devices[receive.ipu]
             for _ in self._replicas.places if receive.each else range(1):
                 tensor = torch.empty(type_.shape, dtype=type_.dtype, device=device)

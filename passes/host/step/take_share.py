@@ -17,8 +17,9 @@ Source   design of this project: ranks have one program, and each runs its share
 
 from dataclasses import replace
 
+from ipu_dynamo.errors import CompileError
 from ipu_dynamo.passes.kit import Pass
-from ipu_dynamo.program import Decision, HostProgram
+from ipu_dynamo.program import Decision, GradientNorm, HostProgram, Program
 from ipu_dynamo.program.local_program import check_streams, local_program
 from ipu_dynamo.program.share import Share
 
@@ -35,6 +36,8 @@ class TakeShare(Pass):
         assert host.deferred is None
         assert host.fused is None
         share, program = self.share, host.inlined
+        if share.rows > 1:
+            refuse_norms_of_groups(program)
         columns = [share.of_rank(rank) for rank in share.of_row]
         locals_ = [local_program(program, each) for each in columns]
         check_streams(locals_)
@@ -42,6 +45,23 @@ class TakeShare(Pass):
         choice = f"{_some(replicas, 'replica')} and {_some(ipus, 'IPU')}"
         decision = Decision(self.name, choice, f"rank {share.rank} of {share.ranks}")
         return replace(host, share=share, local=locals_[share.column]).deciding(decision)
+
+
+def refuse_norms_of_groups(program: Program) -> None:
+    """Refuse to clip by a norm that no rank can compute alone.
+
+    Raises:
+        CompileError: groups of replicas have their own gradients of a parameter.
+    """
+    grouped = {variable.name for variable in program.variables if variable.groups is not None}
+    for norm in program.walk():
+        if isinstance(norm, GradientNorm) and not grouped.isdisjoint(norm.parameters):
+            name = next(name for name in norm.parameters if name in grouped)
+            raise CompileError(
+                f"gradients are clipped by a norm that counts those of all groups of %{name}, and "
+                "a rank has those of its replicas",
+                hint="clip values (ClipGradValue), or leave out the dimension replica of the mesh",
+            )
 
 
 def _some(numbers: range, what: str) -> str:
