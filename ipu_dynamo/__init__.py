@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         keyed_uniform,
         replica_index,
     )
+    from ipu_dynamo.ops.marks.available_memory import set_available_memory
     from ipu_dynamo.ops.marks.convolution_groups import ConvolutionGroup
     from ipu_dynamo.ops.marks.markers import identity_loss, recomputation_checkpoint
     from ipu_dynamo.ops.marks.overlap import set_overlap_for_input, set_overlap_for_output
@@ -106,6 +107,7 @@ __all__ = [
     "save",
     "save_checkpoint",
     "serialized_matmul",
+    "set_available_memory",
     "set_overlap_for_input",
     "set_overlap_for_output",
 ]
@@ -124,6 +126,7 @@ _NAMES_IN = {
         "keyed_uniform",
         "replica_index",
     ),
+    "ipu_dynamo.ops.marks.available_memory": ("set_available_memory",),
     "ipu_dynamo.ops.marks.convolution_groups": ("ConvolutionGroup",),
     "ipu_dynamo.ops.marks.markers": ("identity_loss", "recomputation_checkpoint"),
     "ipu_dynamo.ops.marks.overlap": ("set_overlap_for_input", "set_overlap_for_output"),

@@ -40,7 +40,14 @@ from ipu_dynamo.passes.joint.random_numbers.counter_distributions import STREAM
 from ipu_dynamo.passes.joint.schedule_convolution_groups import PARTIALS
 from ipu_dynamo.passes.traced.tag_convolution_groups import Member
 from ipu_dynamo.program.machine_marks import MACHINE, MachineMark
-from ipu_dynamo.program.text.graph_text import GROUP, OWN_MEMORY, RECOMPUTED, SERIAL_STEP, GraphForm
+from ipu_dynamo.program.text.graph_text import (
+    GROUP,
+    MEMORY,
+    OWN_MEMORY,
+    RECOMPUTED,
+    SERIAL_STEP,
+    GraphForm,
+)
 from ipu_dynamo.program.text.records import build
 
 MARKS: dict[str, Any] = {  # keys of meta that passes read, with the types of their values
@@ -57,6 +64,7 @@ MARKS: dict[str, Any] = {  # keys of meta that passes read, with the types of th
     OWN_MEMORY: bool,
     MACHINE: str,
     SERIAL_STEP: str,
+    MEMORY: float,
     STREAM: tuple[int, int],
     CUTS_ROWS: bool,
     ANCHORED: bool,

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ipu_dynamo.ops.marks import markers, overlap
+from ipu_dynamo.ops.marks import available_memory, markers, overlap
 from ipu_dynamo.ops.marks.serialized import serialized_matmul
 from ipu_dynamo.program import Overlap
 from poptorch.enums import MatMulSerializationMode, OverlapMode
@@ -95,9 +95,9 @@ def nop(tensor: Tensor) -> Tensor:
 
 
 def set_available_memory(tensor: Tensor, available_memory_proportion: float) -> Tensor:
-    """The tensor itself: how much memory its operator may use is checked, and recorded nowhere.
+    """The tensor itself; its operator may use so much of an IPU's memory for temporary values.
 
-    It waits for the machine model, which has no plans of operators yet.
+    The share is in the program's text, and changes no result.
 
     Args:
         tensor: the result of a matrix product, convolution or the like.
@@ -115,7 +115,7 @@ def set_available_memory(tensor: Tensor, available_memory_proportion: float) -> 
         raise ValueError(
             f"available_memory_proportion must be from 0 to 1, got {available_memory_proportion}"
         )
-    return tensor
+    return available_memory.set_available_memory(tensor, available_memory_proportion)
 
 
 def recomputationCheckpoint(*tensors: Any) -> Any:

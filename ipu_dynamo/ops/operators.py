@@ -24,6 +24,7 @@ import ipu_dynamo.ops.library.replica_collectives
 import ipu_dynamo.ops.library.run_executable
 import ipu_dynamo.ops.library.suppression
 import ipu_dynamo.ops.library.to_int32
+import ipu_dynamo.ops.marks.available_memory
 import ipu_dynamo.ops.marks.convolution_groups
 import ipu_dynamo.ops.marks.detached
 import ipu_dynamo.ops.marks.inner_gradients

@@ -1,4 +1,4 @@
-"""Write to each node of AOTAutograd's graph its direction and, where it is known, its stage.
+"""Write to each node of AOTAutograd's graph its direction, and the stage and memory it is given.
 
 Before   %g = aten.relu(%x: f32[n])
          %g  with meta["partitioner_tag"] = "is_backward" and meta["custom"] = {"ipu_stage": 1}
@@ -13,10 +13,19 @@ from typing import Any
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
-from ipu_dynamo.ops.private.node_meta import BACKWARD_TAG, GRADIENT_SUM, IS_GRADIENT_SUM, TAG
+from ipu_dynamo.ops.marks.available_memory import PLANNED
+from ipu_dynamo.ops.private.node_meta import (
+    BACKWARD_TAG,
+    CUSTOM,
+    GRADIENT_SUM,
+    IS_GRADIENT_SUM,
+    TAG,
+)
 from ipu_dynamo.passes.aot.annotate_stages import annotated_stage
 from ipu_dynamo.passes.aot.keep_changed import after_tangents
 from ipu_dynamo.passes.kit import Pass
+from ipu_dynamo.passes.traced.tag_convolution_groups import MEMORY_SHARE
+from ipu_dynamo.program.text.graph_text import MEMORY
 
 
 class ReadStages(Pass):
@@ -35,6 +44,9 @@ class ReadStages(Pass):
             stage = annotated_stage(node)
             if stage is not None and not node.meta.get(IS_GRADIENT_SUM):
                 node.meta.setdefault(STAGE, stage)
+            share = (node.meta.get(CUSTOM) or {}).get(MEMORY_SHARE)
+            if share is not None and node.target in PLANNED:
+                node.meta[MEMORY] = float(share)
             if GRADIENT_SUM in (node.meta.get("stack_trace") or ""):
                 node.meta["stack_trace"] = node.meta["stack_trace"].partition(GRADIENT_SUM)[0]
         return before != [_known(node) for node in capture.graph.graph.nodes]
@@ -46,4 +58,4 @@ def is_backward(node: fx.Node) -> bool:
 
 
 def _known(node: fx.Node) -> tuple[Any, ...]:
-    return tuple(node.meta.get(key) for key in (BACKWARD, STAGE, "stack_trace"))
+    return tuple(node.meta.get(key) for key in (BACKWARD, STAGE, MEMORY, "stack_trace"))

@@ -12,7 +12,7 @@ from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.marks.inner_gradients import take_gradients_op
 from ipu_dynamo.program import GROUP
 from ipu_dynamo.program.machine_marks import MACHINE, run_nothing
-from ipu_dynamo.program.text.graph_text import SERIAL_STEP
+from ipu_dynamo.program.text.graph_text import MEMORY, SERIAL_STEP
 
 _INHERITED = (STAGE, BACKWARD, "stack_trace")
 
@@ -72,11 +72,12 @@ def evaluate(node: fx.Node, origin: fx.Node | None = None) -> Any:
 
 
 def keep_plan(product: fx.Node, *replacements: fx.Node) -> None:
-    """Give the replacements of a product what is known of its plan: its group, its serial step."""
-    for key in (GROUP, SERIAL_STEP):
-        place = product.meta.pop(key, None)
-        for replacement in replacements if place else ():
-            replacement.meta[key] = place
+    """Give the replacements of a product the plan of its own: group, serial step, memory."""
+    for key in (GROUP, SERIAL_STEP, MEMORY):
+        if key in product.meta:
+            planned = product.meta.pop(key)
+            for replacement in replacements:
+                replacement.meta[key] = planned
 
 
 def replace(old: fx.Node, new: fx.Node) -> None:

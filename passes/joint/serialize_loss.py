@@ -32,7 +32,7 @@ from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.marks.serialized import serialized_matmul_op
 from ipu_dynamo.ops.serialized_loss import CUTS_ROWS, serialized_loss, serialized_loss_backward
-from ipu_dynamo.passes.graph.builder import call, replace
+from ipu_dynamo.passes.graph.builder import call, keep_plan, replace
 from ipu_dynamo.passes.joint.serialize_matmul import split_size
 from ipu_dynamo.passes.kit import GraphPass
 
@@ -137,6 +137,7 @@ def apply(graph: fx.Graph, head: SerializedLogits) -> None:
             *(x, rhs, target, reduction, ignore_index, mode, factor),
             origin=head.loss,
         )
+        keep_plan(head.product, loop)
         loop.meta[CUTS_ROWS] = asked == "input_channels"
         loss, total, log_sum = (call(graph, getitem, loop, i, origin=head.loss) for i in range(3))
     for old in list(head.loss.users):
@@ -155,6 +156,7 @@ def apply(graph: fx.Graph, head: SerializedLogits) -> None:
         )
         for index, gradient in enumerate((head.of_x, head.of_rhs)):
             if gradient is not None:
+                keep_plan(gradient, back)
                 new = call(graph, getitem, back, index, origin=gradient)
                 replace(gradient, new)
 

@@ -22,7 +22,7 @@ from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.marks.serialized import serialized_matmul_op
 from ipu_dynamo.ops.parts import parts
-from ipu_dynamo.passes.graph.builder import call, replace
+from ipu_dynamo.passes.graph.builder import call, keep_plan, replace
 from ipu_dynamo.passes.kit import GraphPass
 from ipu_dynamo.program.text.graph_text import SERIAL_STEP
 
@@ -113,13 +113,14 @@ class SerializeMatmul(GraphPass):
         lhs, rhs, mode, _, keep_precision = arguments(node)
         left, right, joined = _SPLIT[mode]
         wide = keep_precision and joined is None and node.meta["val"].dtype in HALF
-        products: list[fx.Node] = []
+        products, parts_of = list[fx.Node](), list[fx.Node]()
         with graph.inserting_before(node):
             for number, (start, stop) in enumerate(split.bounds, 1):
                 a = _slice(graph, lhs, left, start, stop, wide=wide, origin=node)
                 b = _slice(graph, rhs, right, start, stop, wide=wide, origin=node)
                 kind = aten.mm.default if node.meta["val"].dim() == 2 else aten.bmm.default
                 product = call(graph, kind, a, b, origin=node)
+                parts_of.append(product)
                 if len(split.bounds) > 1:
                     product.meta[SERIAL_STEP] = f"{number}/{len(split.bounds)}"
                 if joined is None and products:
@@ -129,5 +130,6 @@ class SerializeMatmul(GraphPass):
             if wide:
                 dtype = node.meta["val"].dtype
                 whole = call(graph, aten._to_copy.default, whole, dtype=dtype, origin=node)
+        keep_plan(node, *parts_of)
         replace(node, whole)
         graph.erase_node(node)

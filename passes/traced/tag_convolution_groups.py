@@ -1,4 +1,4 @@
-"""Write to convolutions which group they belong to.
+"""Write to convolutions their group, and to operators the memory that they may use.
 
 Before   ipu.begin_convolutions("parallel", ["half"], 0)
          %a = aten.conv2d(%x: f32[n,k,9,9], %w: f32[k,k,3,3])
@@ -8,8 +8,16 @@ After    %a = aten.conv2d(%x, %w)
          %b = aten.conv2d(%y, %w)
          %a  with meta["custom"] = {"ipu_convolution": Member(0, 1, 2, "parallel", "half")}
          %b  with meta["custom"] = {"ipu_convolution": Member(0, 2, 2, "parallel", "half")}
+
+Before   %h = aten.linear(%x: f32[m,k], %w: f32[n,k])
+         %y = aten.relu(%h)
+         ipu.set_available_memory(%y, 0.25)
+         return (%y,)
+After    %h = aten.linear(%x, %w)  with meta["custom"] = {"ipu_memory": "0.25"}
+         %y = aten.relu(%h)
+         return (%y,)
 Keeps    every operator and its order.
-Source   PopTorch user guide, "poptorch.MultiConv".
+Source   PopTorch user guide, "poptorch.MultiConv" and "poptorch.set_available_memory".
 """
 
 from collections.abc import Iterator
@@ -20,11 +28,14 @@ from torch import fx
 from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.aten import aten
+from ipu_dynamo.ops.marks.available_memory import PLANNED, set_available_memory_op
 from ipu_dynamo.ops.marks.convolution_groups import begin_convolutions, end_convolutions
 from ipu_dynamo.ops.private.node_meta import CUSTOM
 from ipu_dynamo.passes.kit import GraphPass
 
 _KEY = "ipu_convolution"  # key of node.meta["custom"]
+MEMORY_SHARE = "ipu_memory"  # key of node.meta["custom"]: a share of an IPU's memory, as a text
+_LEVELS = 2  # of operators between a value and the one that is planned
 _CONVOLUTIONS = {
     aten.conv1d.default,
     aten.conv1d.padding,
@@ -138,7 +149,26 @@ class TagConvolutionGroups(GraphPass):
         for number, group in enumerate(groups):
             for node, place in group.members(number):
                 node.meta[CUSTOM] = {**(node.meta.get(CUSTOM) or {}), _KEY: place}
+        shares = list(graph.find_nodes(op="call_function", target=set_available_memory_op))
+        for mark in shares:
+            value, share = mark.args
+            assert isinstance(value, fx.Node)
+            if (planned := _planned(value)) is not None:
+                entries = planned.meta.get(CUSTOM) or {}
+                planned.meta[CUSTOM] = {**entries, MEMORY_SHARE: str(share)}
+            graph.erase_node(mark)
         for node in list(graph.nodes):
             if node.target in (begin_convolutions, end_convolutions):
                 graph.erase_node(node)
-        return bool(groups)
+        return bool(groups) or bool(shares)
+
+
+def _planned(value: fx.Node) -> fx.Node | None:
+    """The nearest operator that an IPU plans by memory, up to two before the one of `value`."""
+    level = [value]
+    for _ in range(_LEVELS + 1):
+        for node in level:
+            if node.target in PLANNED:
+                return node
+        level = [source for node in level for source in node.all_input_nodes]
+    return None

@@ -421,3 +421,52 @@ def test_loads_and_stores_through_io_tiles_are_marked(tiles):
     )
     assert all(("through IO tiles" in str(move)) == move.io_tiles for move in moves)
     assert Program.parse(made.text()) == made
+
+
+class Shares(nn.Module):
+    """Equal layers, each with a share of memory of its own, and a serialised product."""
+
+    def __init__(self, shares):
+        super().__init__()
+        self.shares = shares
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in shares)
+        self.half()
+
+    def forward(self, x, w):
+        for share, layer in zip(self.shares, self.layers, strict=True):
+            x = ipu_dynamo.set_available_memory(layer(x).relu(), share)
+        x = ipu_dynamo.serialized_matmul(x, w, "output_channels", 2)
+        return ipu_dynamo.set_available_memory(x, 0.5).float().sum()
+
+
+def shares_of(program):
+    """Operators that have a share of memory of their own, with their directions."""
+    operators = [operator for *_, operator in run_on_machine(program)]
+    return [(o.direction, s) for o in operators if (s := o.node.meta.get("ipu.memory")) is not None]
+
+
+@pytest.mark.parametrize("partials", ["float", "half"])
+def test_a_share_of_memory_reaches_an_operator_and_its_gradients(partials):
+    shares = (0.0, 0.125, 0.25, 0.375, 0.4, 1.0)
+    square = torch.ones(4, 4, dtype=torch.float16)
+    options = Options(partials=partials)
+    made = program(Shares(shares), (square, square), options, training=True, loss=0)
+    back = [("backward", share) for share in (0.5, 0.5, *reversed(shares))]
+    found = shares_of(made)
+    assert found[:8] == [("forward", share) for share in (*shares, 0.5, 0.5)]
+    assert list(dict.fromkeys(found[8:])) == list(dict.fromkeys(back))
+    assert shares_of(Program.parse(made.text())) == found
+    text = made.text().replace('"ipu.memory": 0.125', '"ipu.memory": 1.25')
+    with pytest.raises(ValueError, match="a node may be marked"):
+        Program.parse(text)
+
+
+def test_a_share_of_memory_without_an_operator_changes_nothing():
+    def model(x):
+        return ipu_dynamo.set_available_memory(x.exp().sin().cos().tan(), 0.5)
+
+    assert "ipu.memory" not in program(model, (HALVES,)).text()
+    assert torch.equal(model(HALVES), HALVES.exp().sin().cos().tan())
+    for share in (1.5, True, "0.5"):
+        with pytest.raises(ipu_dynamo.options.OptionError, match="from 0 to 1"):
+            ipu_dynamo.set_available_memory(HALVES, share)

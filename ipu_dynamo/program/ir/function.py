@@ -17,6 +17,7 @@ from ipu_dynamo.program.text.graph_text import (
     DIRECTION,
     FUNCTION,
     GROUP,
+    MEMORY,
     RECOMPUTED,
     SERIAL_STEP,
     GraphForm,
@@ -128,11 +129,12 @@ def structural_key(graph: fx.GraphModule, form: GraphForm = FUNCTION) -> str:
     return digest.hexdigest()[:16]
 
 
+_NO_CODE = (MACHINE, SERIAL_STEP, MEMORY, DIRECTION)  # marks that only an IPU would follow
+
+
 def _code_marks(node: fx.Node) -> dict[str, Any]:
     marks = FUNCTION.marks(node)
-    return {
-        key: mark for key, mark in marks.items() if key not in (MACHINE, SERIAL_STEP, DIRECTION)
-    }
+    return {key: mark for key, mark in marks.items() if key not in _NO_CODE}
 
 
 def _code_arguments(node: fx.Node) -> tuple[Any, ...]:

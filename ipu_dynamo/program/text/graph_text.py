@@ -44,9 +44,10 @@ RECOMPUTED = "ipu.recomputed"  # key of a node's meta: the backward pass compute
 GROUP = "ipu.group"  # key of a convolution's meta: its place in a group, as in "parallel 1/2"
 OWN_MEMORY = "ipu.own_memory"  # key of a clone's meta: without it a result would share memory
 SERIAL_STEP = "ipu.serial_step"  # key of a product's meta: its part of a product, as in "2/16"
+MEMORY = "ipu.memory"  # key of an operator's meta: its share of an IPU's memory, from 0 to 1
 DIRECTION = "ipu.direction"  # key of a node's meta: "backward", in a function of both passes
 # what stays of a node's meta, besides its value and its source line
-_KEPT = (RECOMPUTED, GROUP, OWN_MEMORY, MACHINE, SERIAL_STEP, DIRECTION)
+_KEPT = (RECOMPUTED, GROUP, OWN_MEMORY, MACHINE, SERIAL_STEP, MEMORY, DIRECTION)
 _OPS = ("placeholder", "call_function", "output")
 _PLACE = re.compile(r"(parallel|serial) [1-9]\d*/[1-9]\d*")
 _STEP = re.compile(r"[1-9]\d*/[1-9]\d*", re.ASCII)
@@ -70,6 +71,8 @@ def _is_mark(key: str, value: object) -> bool:
         return isinstance(value, str) and _PLACE.fullmatch(value) is not None
     if key == SERIAL_STEP:
         return isinstance(value, str) and _STEP.fullmatch(value) is not None
+    if key == MEMORY:
+        return isinstance(value, float) and 0 <= value <= 1
     if key == MACHINE:
         return isinstance(value, str) and bool(MachineMark.parse(value))
     if key == DIRECTION:

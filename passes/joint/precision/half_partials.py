@@ -78,6 +78,12 @@ class _Product:
     def op(self, target: Any, *args: Any) -> fx.Node:
         return call(self.graph, target, *args, origin=self.node)
 
+    def matmul(self, a: Any, b: Any) -> fx.Node:
+        """Insert the product, which is planned as the node was."""
+        product = self.op(ops.matmul, a, b, self.chunk)
+        keep_plan(self.node, product)
+        return product
+
     def become(self, target: Any, *args: Any) -> None:
         become(self.node, target, *args)
 
@@ -108,13 +114,13 @@ def _added(p: _Product, product: fx.Node) -> None:
 
 
 def _added_matmul(p: _Product) -> None:
-    _added(p, p.op(ops.matmul, *p.args[1:3], p.chunk))
+    _added(p, p.matmul(*p.args[1:3]))
 
 
 def _added_matrix_by_vector(p: _Product) -> None:
     matrix, vector = p.args[1:3]
     column = p.op(aten.unsqueeze.default, vector, 1)
-    _added(p, p.op(aten.squeeze.dim, p.op(ops.matmul, matrix, column, p.chunk), 1))
+    _added(p, p.op(aten.squeeze.dim, p.matmul(matrix, column), 1))
 
 
 def _added_sum_of_matmuls(p: _Product) -> None:
@@ -124,19 +130,19 @@ def _added_sum_of_matmuls(p: _Product) -> None:
     side = p.op(aten.permute.default, a, [1, 0, 2])
     left = p.op(aten.reshape.default, side, [rows, count * depth])
     right = p.op(aten.reshape.default, b, [count * depth, b.meta["val"].shape[2]])
-    _added(p, p.op(ops.matmul, left, right, p.chunk))
+    _added(p, p.matmul(left, right))
 
 
 def _matrix_by_vector(p: _Product) -> None:
     a, b = p.args[:2]
     column = p.op(aten.unsqueeze.default, b, 1)
-    p.become(aten.squeeze.dim, p.op(ops.matmul, a, column, p.chunk), 1)
+    p.become(aten.squeeze.dim, p.matmul(a, column), 1)
 
 
 def _vector_by_vector(p: _Product) -> None:
     a, b = p.args[:2]
     row, column = p.op(aten.unsqueeze.default, a, 0), p.op(aten.unsqueeze.default, b, 1)
-    p.become(aten.view.default, p.op(ops.matmul, row, column, p.chunk), [])
+    p.become(aten.view.default, p.matmul(row, column), [])
 
 
 def _convolution(p: _Product) -> None:

@@ -20,6 +20,7 @@ from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.capture.control_flow.trace_control_flow import ControlFlow
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.control_flow import FLOW
+from ipu_dynamo.ops.marks.available_memory import set_available_memory_op
 from ipu_dynamo.ops.marks.convolution_groups import begin_convolutions, end_convolutions
 from ipu_dynamo.ops.marks.markers import (
     begin_block,
@@ -66,7 +67,7 @@ def flows(graph: fx.Graph) -> list[ControlFlow]:
 
 
 def _refuse_marks(graph: fx.Graph) -> None:
-    """Raise for marks that only a whole model can have; erase marks for recomputation."""
+    """Raise for marks that only a whole model can have; erase those without effect in a body."""
     for node in list(graph.nodes):
         if node.target in _OUTSIDE:
             raise CompileError(
@@ -75,5 +76,5 @@ def _refuse_marks(graph: fx.Graph) -> None:
                 hint="put the whole loop into it",
                 id="control-flow",
             )
-        if node.target is recomputation_checkpoint_op:
+        if node.target in (recomputation_checkpoint_op, set_available_memory_op):
             graph.erase_node(node)
