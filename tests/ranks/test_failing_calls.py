@@ -30,7 +30,7 @@ from ipu_dynamo.testing.rank_threads import run_failing_ranks, run_ranks, transp
 from ipu_dynamo.whole_step import ranks
 
 MAKING = Lock()  # torch's generator is one for all threads
-MESHES = [(2, 1), (1, 2), (2, 2)]
+MESHES = [*(pytest.param(mesh, marks=pytest.mark.slow) for mesh in ((2, 1), (1, 2))), (2, 2)]
 
 
 class Picked(nn.Module):
@@ -208,7 +208,7 @@ def test_a_learning_rate_of_one_rank_is_named():
     assert_harmless((2, 1), fails)
 
 
-@pytest.mark.parametrize("mesh", [(1, 2), (2, 2)])
+@pytest.mark.parametrize("mesh", MESHES[1:])
 def test_ranks_of_a_row_that_pass_different_rows_are_named(mesh):
     def fails(rank):
         x, index = rank.data(9)
@@ -219,7 +219,7 @@ def test_ranks_of_a_row_that_pass_different_rows_are_named(mesh):
     assert_harmless(mesh, fails)
 
 
-@pytest.mark.parametrize("mesh", [(2, 1), (2, 2)])
+@pytest.mark.parametrize("mesh", MESHES[::2])
 def test_a_weight_that_one_rank_writes_is_named(mesh):
     def fails(rank):
         bias = rank.model.first.bias.detach()
@@ -318,6 +318,27 @@ def test_a_rank_that_is_gone_is_an_error_of_all_others():
 
     outcomes = run_failing_ranks(2, 1, run)
     assert [type(outcome) for outcome in outcomes] == [RankLost, SystemExit]
+
+
+def test_an_interrupt_stays_one_if_another_rank_has_left(monkeypatch):
+    whole, left = StepEnd.prepare, set()
+
+    def prepare(end, hyperparameters):
+        if transport_here() in left:
+            raise KeyboardInterrupt
+        whole(end, hyperparameters)
+
+    monkeypatch.setattr(StepEnd, "prepare", prepare)
+
+    def run(transport):
+        rank = Rank(transport, Options("eager", replicas=2, workers=1))
+        rank.step(*rank.data(0))
+        if rank.share.rank == 0:
+            left.add(transport)
+            rank.step(*rank.data(1))
+
+    outcomes = run_failing_ranks(2, 1, run)
+    assert [type(outcome) for outcome in outcomes] == [KeyboardInterrupt, type(None)]
 
 
 class NoStreams:

@@ -46,7 +46,8 @@ def processes(folder, mesh, *functions):
             process.stdout.close()
 
 
-@pytest.mark.parametrize("mesh", ["2x1", pytest.param("2x2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["2x1", "2x2"])
 def test_processes_pass_the_checks_of_transports(tmp_path, mesh):
     names = [check.__name__ for check in CHECKS]
     with processes(tmp_path, mesh, *names) as started:

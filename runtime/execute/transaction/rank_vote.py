@@ -8,7 +8,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from ipu_dynamo.errors import IpuError
+from ipu_dynamo.errors import IpuError, RankLost
 from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
 from ipu_dynamo.program import Program, Update
 from ipu_dynamo.program.fused import Hyperparameters
@@ -143,6 +143,10 @@ class RankCall:
             for end in self.ends:
                 end.drain()
             self._vote(StepFailure(error, self.place))
+        except RankLost as lost:
+            if isinstance(error, Exception):
+                raise
+            raise error from lost  # an interrupt, which may have ended the other rank, too
         except BaseException as met:
             if met is not error and not isinstance(met, IpuError):
                 self._streams.transport.abandon(_TWICE)
