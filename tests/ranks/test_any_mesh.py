@@ -84,7 +84,7 @@ class Case:
         return [self.recipe.data(rows, seed=call) for call in range(CALLS)]
 
     def run(self, share: Share | None = None) -> dict:
-        """What calls return and leave behind: in one process, or on a rank."""
+        """Run calls in one process or on a rank; returns their results and all that they change."""
         with MAKING:
             model, data = self.build(), self.data()
         if share is not None:

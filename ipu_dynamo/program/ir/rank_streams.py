@@ -1,7 +1,8 @@
-"""Define the streams between ranks: what the share of a rank has in place of copies.
+"""Define the streams between ranks, which replace copies in the share of a rank.
 
-A copy of the whole program from an IPU of one rank to an IPU of another is a `SendToRank` in the
-first one's share, and a `ReceiveFromRank` in the other's. They have the number of the copy.
+A copy of the whole program may go from an IPU of one rank to an IPU of another. It becomes a
+`SendToRank` in the first one's share, and a `ReceiveFromRank` in the other's. Both have the number
+of the copy.
 """
 
 from dataclasses import dataclass

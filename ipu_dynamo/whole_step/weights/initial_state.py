@@ -58,8 +58,8 @@ def initial_tensors(
 
 
 def new_accumulators(compiled: Compiled) -> dict[str, Tensor]:
-    """Zeros, laid out as the parameters whose gradients are summed."""
-    variables = compiled.program.variables
+    """Zeros for the IPUs that run here, laid out as the parameters whose gradients are summed."""
+    variables = compiled.host.runs.variables
     grouped = {variable.name for variable in variables if variable.groups}
     accumulators = {}
     for variable in variables:

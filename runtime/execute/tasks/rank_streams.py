@@ -172,7 +172,7 @@ class RankStreams:
         return blocks, _Column(self._wires, wire)
 
     def exchange(self, collective: Collective) -> ReplicaExchange:
-        """What does a collective, with the other ranks of the column."""
+        """Return the exchange of a collective, with the other ranks of the column."""
         return self._exchanges[collective.result][1]
 
     def _wires_of(self, transfer: Transfer) -> list[int]:
@@ -254,7 +254,7 @@ class RankStreams:
         return [self._take(key) for key in keys]
 
     def post_of(self, stream: SendToRank) -> Callable[[int, Tensor], None]:
-        """What sends the value of a micro-batch, given its place and the value."""
+        """Return a function that sends the value of a micro-batch, by its place."""
         keys, count = self._keys(stream), len(self._replicas.own)
 
         def post(place: int, value: Tensor) -> None:
@@ -263,7 +263,7 @@ class RankStreams:
         return post
 
     def take_of(self, stream: ReceiveFromRank) -> Callable[[int], Tensor]:
-        """What takes the value of a micro-batch, which is there, given its place."""
+        """Return a function that takes the value of a micro-batch, which is there, by its place."""
         keys, count = self._keys(stream), len(self._replicas.own)
         return lambda place: self._take(keys[place % count])
 

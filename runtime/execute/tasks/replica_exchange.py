@@ -19,10 +19,10 @@ class OtherRanks(Protocol):
     """The other ranks of a column, which take part in an exchange."""
 
     def post(self, rank: int, value: Tensor) -> None:
-        """Send what a micro-batch gives a rank."""
+        """Send a rank its message of a micro-batch."""
 
     def take(self, rank: int) -> Tensor:
-        """Take what a rank gives for the next micro-batch. It is there."""
+        """Take the message of a rank for the next micro-batch. It is there."""
 
 
 @dataclass
@@ -120,7 +120,7 @@ class ReplicaExchange:
         self._held.clear()
 
     def _message(self, held: _MicroBatch, receiver: range) -> Tensor:
-        """What the replicas here give a rank with some replicas."""
+        """Return the message to a rank with some replicas."""
         values = [value for value in held.given if value is not None]
         match self.collective.kind:
             case "all_gather":
