@@ -174,8 +174,7 @@ class _Emitter:
         return result
 
     def call(self, part: Part, arguments: tuple[str, ...]) -> Call:
-        if part.direction == "forward_backward":
-            _mark_backward(part.graph.graph)
+        _mark_backward(part.graph.graph)
         function = make_function(part.function_name, part.graph)
         traced = [node for node in function.operators if node.meta.get("stack_trace")]
         operators = [node for node in traced if not node.meta.get(BACKWARD)] or traced
@@ -417,7 +416,10 @@ class _LossScale:
 
 
 def _mark_backward(graph: fx.Graph) -> None:
-    """Mark what computes in the backward pass: the program does not say so in another way."""
+    """Mark the operators of the backward pass, which a call of both passes does not tell apart.
+
+    Functions of other calls have the marks, too, so that equal blocks stay one function.
+    """
     for node in graph.nodes:
         if node.meta.get(BACKWARD) and not only_looks(node) and not makes_constant(node):
             node.meta[DIRECTION] = "backward"

@@ -470,3 +470,15 @@ def test_a_share_of_memory_without_an_operator_changes_nothing():
     for share in (1.5, True, "0.5"):
         with pytest.raises(ipu_dynamo.options.OptionError, match="from 0 to 1"):
             ipu_dynamo.set_available_memory(HALVES, share)
+
+
+def test_equal_blocks_of_a_backward_pass_and_of_both_passes_are_one_function():
+    options = Options(
+        strategy=Strategy(kind="pipelined"), gradient_accumulation=4, outline=True, recompute="off"
+    )
+    made = program(Dropouts(8), (HALVES,), options, training=True, loss=0)
+    callers = {
+        function.name: {call.direction for call in made.calls if call.function == function.name}
+        for function in made.functions
+    }
+    assert {"backward", "forward_backward"} in callers.values()

@@ -45,7 +45,7 @@ GROUP = "ipu.group"  # key of a convolution's meta: its place in a group, as in 
 OWN_MEMORY = "ipu.own_memory"  # key of a clone's meta: without it a result would share memory
 SERIAL_STEP = "ipu.serial_step"  # key of a product's meta: its part of a product, as in "2/16"
 MEMORY = "ipu.memory"  # key of an operator's meta: its share of an IPU's memory, from 0 to 1
-DIRECTION = "ipu.direction"  # key of a node's meta: "backward", in a function of both passes
+DIRECTION = "ipu.direction"  # key of a node's meta: "backward", or none in the forward pass
 # what stays of a node's meta, besides its value and its source line
 _KEPT = (RECOMPUTED, GROUP, OWN_MEMORY, MACHINE, SERIAL_STEP, MEMORY, DIRECTION)
 _OPS = ("placeholder", "call_function", "output")
