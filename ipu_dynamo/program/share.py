@@ -64,10 +64,14 @@ class Share:
         )
         return range(first, end)
 
+    def column_of(self, ipu: int, count: int) -> int:
+        """The column whose ranks run an IPU, of so many."""
+        return ipu * self.columns // count
+
     def rank_of(self, replica: int, ipu: int, replicas: int, ipus: int) -> int:
         """The rank that runs an IPU of a replica, of so many replicas and IPUs."""
-        row, column = replica * self.rows // replicas, ipu * self.columns // ipus
-        return row * self.columns + column
+        row = replica * self.rows // replicas
+        return row * self.columns + self.column_of(ipu, ipus)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from ipu_dynamo.tune.intra_op import set_intra_op_threads
 from ipu_dynamo.tune.machine_name import machine_name
 from ipu_dynamo.version import __version__
 from ipu_dynamo.whole_step.cache.program_key import of_program
+from ipu_dynamo.whole_step.weights import weights_elsewhere
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -201,8 +202,11 @@ def _raise_first_difference(transport: Transport, what: str, lines: Sequence[str
 
 
 def take_weights(transport: Transport, model: Model) -> None:
-    """Overwrite parameters and buffers with those of rank 0."""
-    broadcast_tensors(transport, [tensor for _, tensor in named_tensors(model)])
+    """Overwrite parameters and buffers with those of rank 0, the newest of its row before."""
+    tensors = [tensor for _, tensor in named_tensors(model)]
+    if transport.share.columns > 1 and tensors:
+        weights_elsewhere.bring(transport, tensors)
+    broadcast_tensors(transport, tensors)
 
 
 def complete_together(transport: Transport, error: BaseException | None) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ipu_dynamo.capture.private.tracing import unrecorded
-from ipu_dynamo.capture.swap import Model
+from ipu_dynamo.capture.swap import Model, named_tensors
 from ipu_dynamo.capture.trace import Arguments, read_arguments
 from ipu_dynamo.errors import InputError, skipping_sources
 from ipu_dynamo.ops.private.locks import compile_lock
@@ -61,6 +61,7 @@ from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, describe
 from ipu_dynamo.whole_step.optimizer.traced_optimizer import TracedOptimizer, extra_programs
 from ipu_dynamo.whole_step.saving.decided import read_decided, write_decided
 from ipu_dynamo.whole_step.step_settings import StepSettings
+from ipu_dynamo.whole_step.weights import weights_elsewhere
 from ipu_dynamo.whole_step.weights.initial_state import (
     fresh_seed,
     initial_tensors,
@@ -203,6 +204,9 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         self._figures: Figures | None = None
         self._inputs: CallInputs | None = None
         self._watched: list[tuple[str, Tensor, int]] = []  # tensors that the program shares
+        self._shared: dict[str, Tensor] = {}  # with this rank's part of the program
+        # What calls change that the model shares, and the column of the mesh that has it.
+        self._columns: list[tuple[Tensor, int]] = []
         self._unchanged: UnchangedModel | None = None
         self._anchored: dict[str, Tensor] = {}  # of the last complete call
         self._times = ""  # that compiling took
@@ -300,6 +304,10 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
                 self.write_optimizer_state()
             hyperparameters = self._next_hyperparameters()
             fed = inputs.of(tensors, executable)
+            if self._columns:
+                transport = ranks.transport_of(self.options)
+                assert transport is not None
+                weights_elsewhere.will_change(transport, self._columns)
         except BaseException as error:
             self._give_up(error)
             raise
@@ -352,6 +360,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         """
         assert self._unchanged is not None
         self._unchanged.check_tensors()
+        weights_elsewhere.check_newest(self._shared, None, compiles=False)
         if not self._settings_stay:
             self._unchanged.check_mode()
             self._unchanged.check_outside()
@@ -461,6 +470,9 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         Args:
             figures: to decide by; None: those of this machine.
         """
+        transport = None if share is None else ranks.transport_of(options)
+        tensors = {role.name: tensor for role, tensor in named_tensors(self.model)}
+        weights_elsewhere.check_newest(tensors, transport, compiles=True)
         split = ranks.batching(options, share, training=self.training)
         example = first_micro_batch(given, split.splits)
         link, reading = self._link, GroupsSnapshot((), [])
@@ -545,11 +557,23 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             link.take(reading)
         self._unchanged, self._state_to_write = UnchangedModel(self.model, compiled.outside), False
         self._take(compiled, executable, engine, ExpectedArguments(given))
+        self._note_shared(transport)
         if self.newest_state is not None:
             self.newest_state.step = self
         if self.checkpoint is not None:
             self.say_states_are_newer()
             self.checkpoint = None
+
+    def _note_shared(self, transport: Transport | None) -> None:
+        """Note which tensors the model and this rank's part of the program have in common."""
+        compiled, executable = self._ready()
+        shared = {} if self._own_weights else compiled.tensors
+        ipus = {v.name: v.ipu for v in compiled.program.variables if v.name in shared}
+        self._shared = {n: shared[n] for n, ipu in ipus.items() if ipu in executable.ipus}
+        self._columns = []
+        if transport is not None and transport.share.columns > 1:
+            column_of = partial(transport.share.column_of, count=compiled.program.num_ipus)
+            self._columns = [(shared[n], column_of(ipus[n])) for n in self.written & ipus.keys()]
 
     def _other_updates(
         self, compiled: Compiled, groups: Sequence[Group], machine: Machine

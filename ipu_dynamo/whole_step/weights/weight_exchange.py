@@ -13,6 +13,7 @@ from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
 from ipu_dynamo.whole_step.compiled_state import CompiledState
 from ipu_dynamo.whole_step.optimizer.optimizer_sync import OptimizerLink, state_names, states_of
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, States
+from ipu_dynamo.whole_step.weights import weights_elsewhere
 from ipu_dynamo.whole_step.weights.groups_of_ranks import read_groups
 from ipu_dynamo.whole_step.weights.initial_state import updates
 
@@ -105,6 +106,7 @@ class WeightExchange(CompiledState):
             for ours, theirs in self._pairs(names).values():
                 if theirs.data_ptr() != ours.data_ptr():
                     theirs.copy_(ours)
+        weights_elsewhere.are_read(theirs for _, theirs in self._pairs(names).values())
 
     def has_weights(self) -> bool:
         """Whether the program's weights are those of a step: not after an update that failed."""

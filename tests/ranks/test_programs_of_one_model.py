@@ -1,0 +1,138 @@
+"""Check programs that share a model, on ranks that each have a part of its IPUs.
+
+Ranks are threads of this process, with messages in memory.
+"""
+
+from threading import Lock
+
+import pytest
+import torch
+from torch import nn
+
+from ipu_dynamo import (
+    Block,
+    Options,
+    Strategy,
+    compile_inference,
+    compile_training,
+    identity_loss,
+)
+from ipu_dynamo.errors import InputError
+from ipu_dynamo.testing.rank_threads import run_ranks, transport_here
+from ipu_dynamo.whole_step import ranks
+
+MAKING = Lock()  # torch's generator is one for all threads
+OPTIONS = Options("eager", replicas=2, gradient_accumulation=3, strategy=Strategy("pipelined"))
+INFERENCE = Options("eager", replicas=2, device_iterations=2, strategy=Strategy("pipelined"))
+MESHES = [(1, 2), (2, 2)]
+
+
+class Chain(nn.Module):
+    """A layer on each of two IPUs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        with Block("first", ipu_id=0):
+            h = self.first(x).tanh()
+        with Block("second", ipu_id=1):
+            y = self.second(h)
+            return y, identity_loss(y.square(), "mean")
+
+
+class Rank:
+    """A rank that trains; without a transport it is the only process."""
+
+    def __init__(self, transport, options=OPTIONS):
+        self.share, self.options = transport and transport.share, options
+        with MAKING:
+            torch.manual_seed(0)
+            self.model = Chain()
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
+        self.step = compile_training(self.model, self.optimizer, options)
+
+    def rows(self, call, options, *, training):
+        x = torch.randn(12, 4, generator=torch.Generator().manual_seed(call))
+        x = x if training else x[:8]
+        return (
+            x
+            if self.share is None
+            else ranks.rows_of_share(x, options, self.share, training=training)
+        )
+
+    def train(self, calls):
+        for call in calls:
+            self.step(self.rows(call, self.options, training=True))
+
+    def weights(self):
+        self.step.read_weights()
+        return [p.detach().clone() for p in self.model.parameters()]
+
+
+@pytest.fixture(autouse=True)
+def threads_are_ranks(monkeypatch):
+    monkeypatch.setattr(ranks, "transport_of", lambda _: transport_here())
+
+
+def assert_all_have(found, expected):
+    for of_rank in found:
+        assert all(map(torch.equal, of_rank, expected))
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_inference_compiled_in_mid_training_takes_the_newest_weights(mesh):
+    def run(transport):
+        rank = Rank(transport)
+        rank.train(range(2))
+        infer = compile_inference(rank.model, INFERENCE)
+        infer(rank.rows(5, INFERENCE, training=False))
+        rank.train(range(2, 4))
+        y, _ = infer(rank.rows(6, INFERENCE, training=False))
+        return y, rank.weights()
+
+    whole, expected = run(None)
+    found = run_ranks(*mesh, run)
+    assert_all_have([weights for _, weights in found], expected)
+    for rank, (y, _) in enumerate(found):
+        own = whole.unflatten(0, (2, 2, 2)).chunk(mesh[0], 1)[rank // mesh[1]]
+        assert torch.equal(y, own.flatten(0, 2))
+
+
+def test_weights_that_rank_0_has_loaded_count_more_than_trained_ones():
+    def run(transport):
+        rank = Rank(transport)
+        rank.train(range(2))
+        if transport is None or transport.share.rank == 0:
+            rank.model.load_state_dict({n: t + 1 for n, t in Chain().state_dict().items()})
+            loaded.extend(p.detach().clone() for p in rank.model.parameters())
+        compile_inference(rank.model, INFERENCE).compile(rank.rows(5, INFERENCE, training=False))
+        return rank.weights()
+
+    loaded = []
+    found = run_ranks(1, 2, run)
+    assert_all_have(found, loaded)
+
+
+def test_a_program_of_one_rank_refuses_weights_that_another_one_trains(monkeypatch):
+    def run(transport):
+        rank = Rank(transport)
+        rank.train(range(2))
+        if transport.share.rank == 0:
+            with monkeypatch.context() as patch:
+                patch.setattr(ranks, "transport_of", lambda _: None)
+                alone = compile_inference(rank.model, INFERENCE)
+                with pytest.raises(InputError, match=r"second.weight and 1 more .* newer on anoth"):
+                    alone(torch.randn(8, 4))
+        rank.weights()
+        if transport.share.rank == 0:
+            with monkeypatch.context() as patch:
+                patch.setattr(ranks, "transport_of", lambda _: None)
+                alone(torch.randn(8, 4))
+        rank.train([2])
+        if transport.share.rank == 0:
+            with pytest.raises(InputError, match=r"second.weight and 1 more .* newer on anoth"):
+                alone(torch.randn(8, 4))
+
+    run_ranks(1, 2, run)
