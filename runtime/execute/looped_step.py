@@ -154,7 +154,8 @@ class LoopedStep:
         self.commit, self._guards = Commit(storage, rollback), guard_updates
         self.ranks: RankCall | None = None
         if streams is not None:
-            names = [v.name for v in program.variables if v.kind in ("parameter", "state")]
+            kinds = ("parameter", "state", "loss_scale")
+            names = [v.name for v in program.variables if v.kind in kinds]
             weights = WeightsInCommon({name: storage.stored_tensor(name) for name in names})
             self.ranks = RankCall(streams, row, weights, (self._begin, known[0].end))
         self._loop = MicroBatchLoop(

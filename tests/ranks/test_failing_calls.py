@@ -219,6 +219,32 @@ def test_ranks_of_a_row_that_pass_different_rows_are_named(mesh):
     assert_harmless(mesh, fails)
 
 
+@pytest.mark.parametrize("ranks_that_set", [{1}, {0, 1}])
+def test_a_loss_scale_that_differs_is_named(ranks_that_set):
+    def sets(rank):
+        number = rank.share.rank
+        if number in ranks_that_set:
+            rank.step.set_loss_scale(8.0 + number)
+        for _ in range(2):  # until it is set anew
+            with pytest.raises(RanksDiffer, match=r"ranks have different \.loss_scale"):
+                rank.step(*rank.data(9))
+        rank.step.set_loss_scale(4.0)
+
+    assert_harmless((2, 1), sets, loss_scale=4.0, loss_scale_is_variable=True)
+
+
+def test_weights_that_each_rank_writes_otherwise_are_named():
+    def fails(rank):
+        bias = rank.model.first.bias.detach()
+        before = bias.clone()
+        bias.copy_(before + rank.share.rank)
+        with pytest.raises(RanksDiffer, match=r"first\.bias"):
+            rank.step(*rank.data(9))
+        bias.copy_(before)
+
+    assert_harmless((2, 1), fails)
+
+
 @pytest.mark.parametrize("mesh", MESHES[::2])
 def test_a_weight_that_one_rank_writes_is_named(mesh):
     def fails(rank):

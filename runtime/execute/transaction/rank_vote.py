@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from hashlib import sha256
 from zlib import crc32
 
@@ -83,11 +84,12 @@ class RankCall:
         Args:
             state: the seed and the number of the first step.
         """
-        in_row = self._streams.transport.share.columns > 1
+        share = self._streams.transport.share
+        in_row = share.columns > 1
         self._values = [
             _settings(self._calls, state, hyperparameters, program),
             _arguments(inputs, in_row=in_row),
-            self._weights.value(),
+            self._weights.value(share.rank),
         ]
 
     def close(self) -> None:
@@ -112,8 +114,9 @@ class RankCall:
         with DeferredSignals(once=True):
             with self._streams.unbroken(_UNKNOWN):
                 differ = self._vote(None)
-            if differ:  # of weights; their tensors do not
-                self._weights.count_anew()
+            if differ:  # a rank has written weights, and all have the same
+                self._weights.agreed()
+                self._values = [*self._values[:-1], replace(self._values[-1], value=0)]
             yield
 
     def agree_on_update(self, write: Callable[[], None]) -> None:
@@ -210,14 +213,14 @@ def _arguments(inputs: Mapping[str, Tensor], *, in_row: bool) -> CommonValue:
 
 
 class WeightsInCommon:
-    """Counts how often somebody has written weights or states between calls.
+    """Notices that somebody has written weights or states between calls.
 
     Args:
         tensors: of the variables that ranks of a column have in common, by name.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors, self._writes = tensors, 0
+        self._tensors, self._is_written = tensors, False
         self._versions = self._now()
 
     def _now(self) -> list[int]:
@@ -227,22 +230,26 @@ class WeightsInCommon:
         """Take all writes so far for those of calls."""
         self._versions = self._now()
 
-    def value(self) -> CommonValue:
-        """The count for this call. If it differs, ranks compare their tensors."""
-        self._writes += self._versions != self._now()
+    def value(self, rank: int) -> CommonValue:
+        """A value for this call. If any rank has written, ranks compare their tensors.
+
+        Args:
+            rank: of this process. Where ranks have written, each has another value.
+        """
+        self._is_written |= self._versions != self._now()
         self.keep()
         return CommonValue(
             "weights",
-            self._writes,
+            1 + rank if self._is_written else 0,
             lambda: {name: f"{_digest(_bytes(t)):016x}" for name, t in self._tensors.items()},
             parts_among="column",
             may_differ=True,
             hint="write the same weights and optimizer states on all ranks",
         )
 
-    def count_anew(self) -> None:
-        """Begin at 0, as all ranks do after counts differed and tensors did not."""
-        self._writes = 0
+    def agreed(self) -> None:
+        """Go on from tensors that are the same."""
+        self._is_written = False
 
 
 def _bytes(tensor: Tensor) -> bytes:
