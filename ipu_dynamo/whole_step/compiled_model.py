@@ -268,17 +268,18 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         Returns:
             What forward returns, with tensors joined by the output mode.
         """
-        if self._expected is None:
-            arguments = self._read(args, kwargs)
-            self._compile(arguments)
-            tensors = arguments.tensors
-        else:
-            try:
+        calls = 0 if self._executable is None else self._executable.calls_of_ranks
+        try:
+            if self._expected is None:
+                arguments = self._read(args, kwargs)
+                self._compile(arguments)
+                tensors = arguments.tensors
+            else:
                 tensors = self._expected.tensors(args, kwargs)
-            except BaseException as error:
-                self._give_up(error)
-                raise
-        return self.run(tensors, on_send)
+            return self.run(tensors, on_send)
+        except BaseException as error:
+            self._give_up(error, calls)
+            raise
 
     def run(self, tensors: Sequence[Tensor], on_send: OnSend | None = None) -> Any:
         """Run one call of the compiled program, without comparing Python values.
@@ -288,6 +289,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             on_send: as in a call.
         """
         inputs, compiled, executable = self._inputs, self._compiled, self._executable
+        calls = 0 if executable is None else executable.calls_of_ranks
         try:
             if on_send is not None and self.options.grid[1] > 1:
                 raise InputError(
@@ -308,12 +310,12 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
                 transport = ranks.transport_of(self.options)
                 assert transport is not None
                 weights_elsewhere.will_change(transport, self._columns)
+            with recorded_casts_only():
+                sent = None if on_send is None else partial(self._sent, on_send)
+                results = executable(fed, hyperparameters, sent)
         except BaseException as error:
-            self._give_up(error)
+            self._give_up(error, calls)
             raise
-        with recorded_casts_only():
-            sent = None if on_send is None else partial(self._sent, on_send)
-            results = executable(fed, hyperparameters, sent)
         if self.options.synthetic_data:
             results = without_contents(results)
         else:
@@ -323,10 +325,10 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             self._anchored |= executable.records.last
         return _returned(compiled, results)
 
-    def _give_up(self, error: BaseException) -> None:
+    def _give_up(self, error: BaseException, calls: int) -> None:
         """Let a call that fails before it has begun fail on all ranks, which wait for this one."""
         if self._executable is not None:
-            self._executable.give_up(error)
+            self._executable.give_up(error, calls)
 
     def _next_hyperparameters(self) -> Hyperparameters:
         """The hyperparameters of the steps that are about to run, for each group."""

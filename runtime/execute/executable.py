@@ -1,6 +1,7 @@
 """Run a program on this machine, each IPU on its torch device."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import IpuError
+from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
 from ipu_dynamo.ops.private.locks import caller, fork_safe_lock
 from ipu_dynamo.ops.private.thread_modes import KeptGradMode
 from ipu_dynamo.program import Collective, HostProgram, Program, Send, TensorType
@@ -461,14 +463,23 @@ class Executable:
             return self._alone(self._call, inputs, hyperparameters, sent)
         return self._alone(self._call_together, ranks, inputs, hyperparameters, sent)
 
-    def give_up(self, error: BaseException) -> None:
+    @property
+    def calls_of_ranks(self) -> int:
+        """How many calls this rank has begun together with others."""
+        ranks = self._looped.ranks if self._looped is not None else None
+        return 0 if ranks is None else ranks.calls
+
+    def give_up(self, error: BaseException, calls: int) -> None:
         """End a call with an error that came before it, for ranks that wait in it.
+
+        Args:
+            calls: `calls_of_ranks` before. If there are more the call has begun, and has ended.
 
         Raises:
             BaseException: the error of a rank that failed first.
         """
         ranks = self._looped.ranks if self._looped is not None else None
-        if ranks is None or self._one_call.locked():
+        if ranks is None or self._one_call.locked() or ranks.calls != calls:
             return
 
         def fail() -> None:
@@ -486,15 +497,18 @@ class Executable:
         sent: Sent | None,
     ) -> dict[str, Tensor]:
         """Run a call that fails on all ranks if it fails on one."""
-        with ranks.operation():
-            try:
+        operation = ExitStack()
+        try:
+            with DeferredSignals():  # else an interrupt might come when it is begun and not open
+                operation.enter_context(ranks.operation())
                 ranks.open(self._rounds)
-                return ranks.results(self._call(inputs, hyperparameters, sent))
-            except BaseException as error:
-                ranks.fail(error)
-                raise
-            finally:
-                ranks.close()
+            return ranks.results(self._call(inputs, hyperparameters, sent))
+        except BaseException as error:
+            ranks.fail(error)
+            raise
+        finally:
+            operation.close()
+            ranks.close()
 
     def _call(
         self,

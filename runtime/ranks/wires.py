@@ -133,12 +133,12 @@ class Wires:
             outgoing.sends.append(pending)
             outgoing.owed -= 1
 
-        with DeferredSignals():  # else a message might be sent and still owed
+        with DeferredSignals():  # else a message might be sent and still owed, or have no memory
             pending = self._transport.send(rank, self._tag(wire, replica), message)
             self._changes.make(partial(note, pending))
-        if not outgoing.is_watched:
-            outgoing.is_watched = True
-            self._start(partial(self._finish_sends, outgoing.sends), f"sends {key}")
+            if not outgoing.is_watched:
+                outgoing.is_watched = True
+                self._start(partial(self._finish_sends, outgoing.sends), f"sends {key}")
 
     def arrived(self, rank: int, wire: int, replica: int) -> int:
         """How many messages have arrived in this step."""

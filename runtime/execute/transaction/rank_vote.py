@@ -44,6 +44,7 @@ class RankCall:
     Attributes:
         ends: those of the present step.
         place: of the operation that runs, as in `StepFailure`.
+        calls: that this rank has begun.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class RankCall:
         ends: Sequence[StepEnd],
     ) -> None:
         self._streams, self._row, self._weights, self.ends = streams, row, weights, ends
-        self._calls = 0
+        self.calls = 0
         self.place: tuple[int, ...] = ()
         self._owes = _NOTHING
         self._steps = 0  # that this call still has to vote on
@@ -62,9 +63,9 @@ class RankCall:
 
     def operation(self) -> AbstractContextManager[None]:
         """Say that the ranks are in their next call."""
-        self._calls += 1
+        self.calls += 1
         number = self._streams.number
-        kind, text = f"call of program {number}", f"call {self._calls} of program {number}"
+        kind, text = f"call of program {number}", f"call {self.calls} of program {number}"
         return self._streams.transport.operation("mesh", kind, text)
 
     def open(self, steps: int) -> None:
@@ -87,7 +88,7 @@ class RankCall:
         share = self._streams.transport.share
         in_row = share.columns > 1
         self._values = [
-            _settings(self._calls, state, hyperparameters, program),
+            _settings(self.calls, state, hyperparameters, program),
             _arguments(inputs, in_row=in_row),
             self._weights.value(share.rank),
         ]
