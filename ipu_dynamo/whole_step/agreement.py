@@ -24,6 +24,7 @@ from ipu_dynamo.options import Costs, Options
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.rank_number import this_rank
+from ipu_dynamo.runtime.execute.tasks.rank_streams import agree_on_numbers
 from ipu_dynamo.runtime.ranks.agreement import (
     broadcast_tensors,
     error_of,
@@ -218,6 +219,7 @@ def complete_together(transport: Transport, error: BaseException | None) -> None
     failed = torch.tensor([int(error is not None)])
     if not transport.maximum("mesh", failed).item():
         return
+    agree_on_numbers(transport)
     own = None if error is None else error_of(error)
     raise_together(error, gather_values(transport, "mesh", own), "compile its functions")
 

@@ -446,7 +446,11 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
                 lowered, error = attempt(lower, figures)
         if lowered is not None:
             _, error = attempt(self._bring_up, given, lowered, seed, transport)
-        complete_together(transport, error)
+        try:
+            complete_together(transport, error)
+        except BaseException:  # all ranks compile anew, or none
+            self._expected = self._compiled = self._executable = None
+            raise
 
     def _costs(self, given: Arguments, share: Share) -> Costs:
         """What operators take, by which the strategy cuts the model."""

@@ -17,9 +17,9 @@ from ipu_dynamo import (
     compile_training,
     identity_loss,
 )
-from ipu_dynamo.errors import InputError
+from ipu_dynamo.errors import InputError, RankFailed
 from ipu_dynamo.testing.rank_threads import run_ranks, transport_here
-from ipu_dynamo.whole_step import ranks
+from ipu_dynamo.whole_step import compiled_model, ranks
 
 MAKING = Lock()  # torch's generator is one for all threads
 OPTIONS = Options("eager", replicas=2, gradient_accumulation=3, strategy=Strategy("pipelined"))
@@ -130,3 +130,30 @@ def test_a_program_of_one_rank_refuses_weights_that_another_one_trains():
                 alone(x)
 
     run_ranks(1, 2, run)
+
+
+def test_programs_run_after_one_rank_could_not_compile_one(monkeypatch):
+    whole, failed = compiled_model.initial_tensors, []
+
+    def fails_once(*args, **kwargs):
+        if transport_here().share.rank == 1 and not failed:
+            failed.append(1)
+            raise MemoryError
+        return whole(*args, **kwargs)
+
+    def run(transport):
+        rank = Rank(transport)
+        with pytest.raises((MemoryError, RankFailed)):
+            rank.train([0])
+        rank.train([0])
+        return rank.weights()
+
+    expected = run_ranks(1, 2, trained_once)
+    monkeypatch.setattr(compiled_model, "initial_tensors", fails_once)
+    assert_all_have(run_ranks(1, 2, run, seconds=20), expected[0])
+
+
+def trained_once(transport):
+    rank = Rank(transport)
+    rank.train([0])
+    return rank.weights()

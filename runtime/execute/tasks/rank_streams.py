@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import CompileError, IpuError
@@ -30,6 +31,12 @@ from ipu_dynamo.runtime.ranks.wires import Wires
 RowValue = tuple[str, int, TensorType]  # its name, the IPU that has it, and its type
 Key = tuple[int, int, int]  # another rank, a wire, and the place of a replica in its rank
 _NUMBERS: WeakKeyDictionary[Transport, int] = WeakKeyDictionary()  # executables so far
+
+
+def agree_on_numbers(transport: Transport) -> None:
+    """Number the next executable alike on all ranks, after one could not make its own."""
+    own = torch.tensor([_NUMBERS.get(transport, 0)])
+    _NUMBERS[transport] = int(transport.maximum("mesh", own).item())
 
 
 class Awaited(NamedTuple):
