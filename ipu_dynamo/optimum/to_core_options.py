@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Literal
 
+from ipu_dynamo.optimum.to_options import memory_shares
 from ipu_dynamo.options import AutomaticLossScaling, Location, Locations, Options, Strategy
 
 if TYPE_CHECKING:
@@ -13,8 +14,8 @@ _SMALLEST_SHARDED = 8192  # elements: PopTorch shards tensors of more than 8191
 def to_core_options(config: "IPUConfig", *, inference: bool) -> Options:
     """What the PopTorch-compatible package makes of `to_options`, in the core's words.
 
-    Left out are the cache folder, the offline target, rounding of the number of IPUs, memory
-    proportions and PopART's settings.
+    Left out are the cache folder, the offline target, rounding of the number of IPUs, and PopART's
+    settings.
 
     Args:
         config: with plain values, none by type of POD.
@@ -41,6 +42,7 @@ def to_core_options(config: "IPUConfig", *, inference: bool) -> Options:
         convolution_partials=partials,
         stochastic_rounding=not inference,
         narrow=True,
+        memory_proportion=dict(enumerate(memory_shares(config, twin))),
     )
 
 

@@ -17,6 +17,8 @@ from ipu_dynamo.options.strategy import Strategy
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+else:
+    DeviceMesh = None.__class__  # a text has None alone, and the class is slow to import
 
 Engine = Literal["auto", "inductor", "eager"]
 Check = Literal["auto", "first", "every", "off"]

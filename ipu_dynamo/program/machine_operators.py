@@ -33,7 +33,7 @@ from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.machine_marks import mark_of
 from ipu_dynamo.program.text.graph_text import DIRECTION, OWN_MEMORY
 
-_CAST = operator_name(aten._to_copy.default)
+_CAST = str(aten._to_copy.default)
 _CASTS = (aten._to_copy.default, round_stochastically_op)
 Seen = TensorType | None  # a value on the machine; None: the machine has no such value
 Values = Mapping[str, Seen]  # by name in the program

@@ -267,16 +267,22 @@ class LoopedStep:
 
     def _compute(self, step: int, end: StepEnd, streams: HostStreams, observer: Observer) -> None:
         """Run all of a step that comes before its first write of a lasting variable."""
-        self._at(0)
+        ranks = self.ranks
+        if ranks is not None:  # notes the operation that runs, for votes on its error
+            ranks.place = (0,)
         self._begin.prepare(self._hyperparameters)
-        self._storage.hold(self._begin.copies)
-        self._at(1)
+        if self._begin.copies:
+            self._storage.hold(self._begin.copies)
+        if ranks is not None:
+            ranks.place = (1,)
         try:
             self._loop(step, streams, observer)
         except BaseException:
-            self._at(1, *self._loop.failed)
+            if ranks is not None:
+                ranks.place = (1, *self._loop.failed)
             raise
-        self._at(2)
+        if ranks is not None:
+            ranks.place = (2,)
         if observer.update_began is not None:
             observer.update_began(step, self.commit.current)
         if end.commits:
@@ -284,11 +290,6 @@ class LoopedStep:
                 number = streams.step + step * self._iterations
                 self._rounding.begin(seed=streams.seed, step=number)
             end.prepare(self._hyperparameters)
-
-    def _at(self, *place: int) -> None:
-        """Note the operation that runs, for votes on its error."""
-        if self.ranks is not None:
-            self.ranks.place = place
 
     def plan(self) -> HostPlan:
         """Describe a step for the printed host program."""

@@ -5,7 +5,7 @@ parameters. They also load and store the variables in streaming memory.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -153,7 +153,7 @@ class StepEnd:
             self._lasts(made.counters)
             self._write.append(factors.write)
 
-    @property
+    @cached_property
     def commits(self) -> bool:
         """Whether there is anything to write that lasts, here or on another rank."""
         return bool(self._write or self.streams or self._exchanges)
