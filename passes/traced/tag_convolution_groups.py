@@ -27,8 +27,7 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.ops.aten import aten
-from ipu_dynamo.ops.marks.available_memory import PLANNED, set_available_memory_op
+from ipu_dynamo.ops.marks.available_memory import CONVOLUTIONS, PLANNED, set_available_memory_op
 from ipu_dynamo.ops.marks.convolution_groups import begin_convolutions, end_convolutions
 from ipu_dynamo.ops.private.node_meta import CUSTOM
 from ipu_dynamo.passes.kit import GraphPass
@@ -36,18 +35,6 @@ from ipu_dynamo.passes.kit import GraphPass
 _KEY = "ipu_convolution"  # key of node.meta["custom"]
 MEMORY_SHARE = "ipu_memory"  # key of node.meta["custom"]: a share of an IPU's memory, as a text
 _LEVELS = 2  # of operators between a value and the one that is planned
-_CONVOLUTIONS = {
-    aten.conv1d.default,
-    aten.conv1d.padding,
-    aten.conv2d.default,
-    aten.conv2d.padding,
-    aten.conv3d.default,
-    aten.conv3d.padding,
-    aten.conv_transpose1d.default,
-    aten.conv_transpose2d.input,
-    aten.conv_transpose3d.input,
-    aten.convolution.default,
-}
 
 
 class NestedGroups(CompileError):
@@ -132,7 +119,7 @@ def plan(graph: fx.Graph) -> list[_Group]:
             inside = True
         elif node.target is end_convolutions:
             inside = False
-        elif inside and node.target in _CONVOLUTIONS:
+        elif inside and node.target in CONVOLUTIONS:
             groups[-1].convolutions.append(node)
     return groups
 

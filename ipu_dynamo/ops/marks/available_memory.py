@@ -12,14 +12,8 @@ from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.marks.serialized import serialized_matmul_op
 from ipu_dynamo.ops.recurrent.pairs import RECURRENT
 
-# Operators that an IPU plans by the memory that they may use, before and after autograd
-PLANNED = RECURRENT | {
-    serialized_matmul_op,
-    aten.addbmm.default,
-    aten.addmm.default,
-    aten.addmv.default,
-    aten.baddbmm.default,
-    aten.bmm.default,
+# Convolutions of forward, before and after autograd
+CONVOLUTIONS = {
     aten.conv1d.default,
     aten.conv1d.padding,
     aten.conv2d.default,
@@ -30,22 +24,35 @@ PLANNED = RECURRENT | {
     aten.conv_transpose2d.input,
     aten.conv_transpose3d.input,
     aten.convolution.default,
-    aten.convolution_backward.default,
-    aten.dot.default,
-    aten.embedding.default,
-    aten.embedding_dense_backward.default,
-    aten.gather.default,
-    aten.index.Tensor,
-    aten.index_add.default,
-    aten.index_put.default,
-    aten.index_select.default,
-    aten.linear.default,
-    aten.matmul.default,
-    aten.mm.default,
-    aten.mv.default,
-    aten.scatter.src,
-    aten.scatter_add.default,
 }
+# Operators that an IPU plans by the memory that they may use, before and after autograd
+PLANNED = (
+    RECURRENT
+    | CONVOLUTIONS
+    | {
+        serialized_matmul_op,
+        aten.addbmm.default,
+        aten.addmm.default,
+        aten.addmv.default,
+        aten.baddbmm.default,
+        aten.bmm.default,
+        aten.convolution_backward.default,
+        aten.dot.default,
+        aten.embedding.default,
+        aten.embedding_dense_backward.default,
+        aten.gather.default,
+        aten.index.Tensor,
+        aten.index_add.default,
+        aten.index_put.default,
+        aten.index_select.default,
+        aten.linear.default,
+        aten.matmul.default,
+        aten.mm.default,
+        aten.mv.default,
+        aten.scatter.src,
+        aten.scatter_add.default,
+    }
+)
 _library = torch.library.Library("ipu", "FRAGMENT")
 _library.define("set_available_memory(Tensor x, float share) -> ()")
 
