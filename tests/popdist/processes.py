@@ -61,8 +61,13 @@ def free_port() -> str:
 
 
 def _environment(variables: dict[str, str]) -> dict[str, str]:
-    """This environment without the variables of launchers, with these added."""
+    """This environment without the variables of launchers, with these added.
+
+    Unbuffered, `print` would write a line and its end one after the other, and processes that
+    write to one pipe would mix them.
+    """
     unset = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "POPDIST_", "IPU_DYNAMO_MESH")
+    unset = (*unset, "PYTHONUNBUFFERED")
     plain = {name: value for name, value in os.environ.items() if not name.startswith(unset)}
     return plain | {"PYTHONPATH": str(ROOT), "IPU_DYNAMO_ENGINE": "eager"} | variables
 
