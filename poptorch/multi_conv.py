@@ -24,7 +24,8 @@ class MultiConv:
 
     Setters return the object, for chaining. A list or tuple has a setting for each convolution, in
     the order of the calls; one value is for all. `partialsTypes` changes half-precision results,
-    `planType` is shown in the printed program, and the others are recorded.
+    `planType` and `availableMemoryProportions` are shown in the printed program, for a model of an
+    IPU's memory and cycles, and the others are recorded.
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,7 @@ class MultiConv:
         self._entered: ConvolutionGroup | None = None
 
     def availableMemoryProportions(self, value: float | Sequence[float] | None) -> Self:
-        """The share of tile memory that each convolution may use for a while; recorded.
+        """The share of tile memory that each convolution may use for a while.
 
         Raises:
             AssertionError: anything but one or several floats.
@@ -110,7 +111,7 @@ class MultiConv:
     def __enter__(self) -> Self:
         if current_trace() is not None:
             plan = _PLANS[self._plan_type]
-            self._entered = ConvolutionGroup(plan, self._partials, self._count())
+            self._entered = ConvolutionGroup(plan, self._partials, self._count(), self._memory)
             self._entered.__enter__()
         return self
 

@@ -1,6 +1,6 @@
 """Write to convolutions their group, and to operators the memory that they may use.
 
-Before   ipu.begin_convolutions("parallel", ["half"], 0)
+Before   ipu.begin_convolutions("parallel", ["half"], [], 0)
          %a = aten.conv2d(%x: f32[n,k,9,9], %w: f32[k,k,3,3])
          %b = aten.conv2d(%y: f32[n,k,9,9], %w)
          ipu.end_convolutions()
@@ -71,13 +71,13 @@ class _Group:
     begin: fx.Node
     convolutions: list[fx.Node]
 
-    def members(self, number: int) -> Iterator[tuple[fx.Node, Member]]:
-        """Each convolution with its place.
+    def members(self, number: int) -> Iterator[tuple[fx.Node, Member, str]]:
+        """Each convolution with its place, and its share of memory or an empty text.
 
         Raises:
             CompileError: there are no convolutions, or not as many as the group was made for.
         """
-        plan, partials, expected = self.begin.args
+        plan, partials, shares, expected = self.begin.args
         count = len(self.convolutions)
         if not count:
             raise EmptyGroup(
@@ -91,10 +91,9 @@ class _Group:
                 node=self.begin,
                 hint="give one setting for all, or one for each",
             )
-        assert isinstance(partials, list | tuple)
-        each = list(partials) if len(partials) > 1 else [*partials, ""][:1] * count
-        for place, (node, precision) in enumerate(zip(self.convolutions, each, strict=True)):
-            yield node, Member(number, place + 1, count, str(plan), str(precision))
+        each = zip(self.convolutions, _each(partials, count), _each(shares, count), strict=True)
+        for place, (node, precision, share) in enumerate(each):
+            yield node, Member(number, place + 1, count, str(plan), precision), share
 
 
 def member(node: fx.Node) -> Member | None:
@@ -134,20 +133,32 @@ class TagConvolutionGroups(GraphPass):
         graph = capture.graph.graph
         groups = plan(graph)
         for number, group in enumerate(groups):
-            for node, place in group.members(number):
-                node.meta[CUSTOM] = {**(node.meta.get(CUSTOM) or {}), _KEY: place}
+            for node, place, share in group.members(number):
+                _tag(node, _KEY, place)
+                if share:
+                    _tag(node, MEMORY_SHARE, share)
         shares = list(graph.find_nodes(op="call_function", target=set_available_memory_op))
         for mark in shares:
             value, share = mark.args
             assert isinstance(value, fx.Node)
             if (planned := _planned(value)) is not None:
-                entries = planned.meta.get(CUSTOM) or {}
-                planned.meta[CUSTOM] = {**entries, MEMORY_SHARE: str(share)}
+                _tag(planned, MEMORY_SHARE, str(share))
             graph.erase_node(mark)
         for node in list(graph.nodes):
             if node.target in (begin_convolutions, end_convolutions):
                 graph.erase_node(node)
         return bool(groups) or bool(shares)
+
+
+def _each(settings: object, count: int) -> list[str]:
+    """The setting of each convolution as a text; empty: it has none."""
+    assert isinstance(settings, list | tuple)
+    texts = [str(one) for one in settings]
+    return texts if len(texts) > 1 else [*texts, ""][:1] * count
+
+
+def _tag(node: fx.Node, key: str, value: object) -> None:
+    node.meta[CUSTOM] = {**(node.meta.get(CUSTOM) or {}), key: value}
 
 
 def _planned(value: fx.Node) -> fx.Node | None:

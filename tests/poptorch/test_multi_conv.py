@@ -67,6 +67,15 @@ def test_partials_of_each_convolution():
     assert not torch.equal(both[1], halves[1])
 
 
+@pytest.mark.parametrize("shares", [0.25, [0.75, 0.0]])
+def test_shares_of_memory_are_in_the_program_for_each_convolution(shares):
+    executor = run(MultiConv().availableMemoryProportions(shares))[-1]
+    operators = executor._core.program.functions[0].operators
+    found = [node.meta["ipu.memory"] for node in operators if GROUP in node.meta]
+    assert found == (shares if isinstance(shares, list) else [shares] * 2)
+    assert "ipu.memory" not in run(MultiConv())[-1]._core.program.text()
+
+
 def test_nested():
     class Nested(Model):
         def forward(self, x):

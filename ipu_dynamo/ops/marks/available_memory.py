@@ -85,9 +85,19 @@ def set_available_memory(x: Tensor, share: float) -> Tensor:
 
     Source: PopTorch user guide, "poptorch.set_available_memory".
     """
+    share = checked_share(share)
+    if torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling():
+        torch.ops.ipu.set_available_memory(x, share)
+    return x
+
+
+def checked_share(share: float) -> float:
+    """Return a share of an IPU's memory.
+
+    Raises:
+        OptionError: no number from 0 to 1.
+    """
     number = isinstance(share, int | float) and not isinstance(share, bool)
     if not number or not 0 <= share <= 1:
         raise OptionError(f"a share of an IPU's memory is {share!r}; it is a number from 0 to 1")
-    if torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling():
-        torch.ops.ipu.set_available_memory(x, float(share))
-    return x
+    return float(share)

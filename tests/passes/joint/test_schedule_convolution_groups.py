@@ -237,7 +237,15 @@ def test_refuses_settings_for_another_number_of_convolutions():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"plan": "other"}, {"partials": "double"}, {"partials": ["half"] * 2, "count": 3}]
+    "settings",
+    [
+        {"plan": "other"},
+        {"partials": "double"},
+        {"partials": ["half"] * 2, "count": 3},
+        {"partials": ["half"] * 2, "memory_proportion": [0.5] * 3},
+        {"memory_proportion": [0.5, True]},
+        {"memory_proportion": 1.1},
+    ],
 )
 def test_refuses_what_a_group_cannot_have(settings):
     with pytest.raises(OptionError):
