@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ipu_dynamo.capture.custom.host_functions import HostFunction
     from ipu_dynamo.debug.bisect import Difference, bisect
     from ipu_dynamo.errors import CompileError, ExecutionError, InputError, IpuError
+    from ipu_dynamo.machine.single_operator import operator_cost
     from ipu_dynamo.ops.library.keyed_random import (
         keyed_bernoulli,
         keyed_dropout,
@@ -97,6 +98,7 @@ __all__ = [
     "load",
     "load_checkpoint",
     "load_entries",
+    "operator_cost",
     "print_tensor",
     "programs",
     "recomputation_checkpoint",
@@ -118,6 +120,7 @@ _NAMES_IN = {
     "ipu_dynamo.blocks": ("BeginBlock", "Block", "BlockFunction"),
     "ipu_dynamo.capture.custom.custom_operators": ("custom_operator", "register_custom_operator"),
     "ipu_dynamo.capture.custom.host_functions": ("HostFunction",),
+    "ipu_dynamo.machine.single_operator": ("operator_cost",),
     "ipu_dynamo.ops.library.keyed_random": (
         "keyed_bernoulli",
         "keyed_dropout",

@@ -5,9 +5,10 @@
 
 Marks (`machine_marks.py`) say which operators emulate others. A node that the machine does not run
 is looked through: its readers read its operands. Views and constants cost nothing on the machine,
-so they are values and no operators. Checks of floating-point numbers, and copies that only keep
-memory apart, are nothing without a mark. Dtypes are those of the machine; strides and devices do
-not count.
+so they are values and no operators. So are dense copies, which the machine reads through, and
+tensors filled with a number. Checks of floating-point numbers, and copies that only keep memory
+apart, are nothing without a mark. Dtypes are those of the machine; strides and devices do not
+count.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +36,20 @@ from ipu_dynamo.program.text.graph_text import DIRECTION, OWN_MEMORY
 
 _CAST = str(aten._to_copy.default)
 _CASTS = (aten._to_copy.default, round_stochastically_op)
+_COPIES = (aten.clone.default, aten._unsafe_view.default, aten._reshape_copy.default)
+_FILLED = (  # with a number
+    aten.full_like.default,
+    aten.ones_like.default,
+    aten.zeros_like.default,
+    aten.empty_like.default,
+    aten.new_full.default,
+    aten.new_ones.default,
+    aten.new_zeros.default,
+    aten.new_empty.default,
+    aten.fill.Scalar,
+)
 Seen = TensorType | None  # a value on the machine; None: the machine has no such value
+Source = int | Literal["constant"] | None
 Values = Mapping[str, Seen]  # by name in the program
 
 
@@ -50,6 +64,9 @@ class MachineOperator:
         direction: of the pass that it belongs to.
         bodies: what a loop or a branch runs.
         node: where it is in the function; it has the other arguments, and the source line.
+        sources: for each operand, the input of the function that it is, or whose memory it looks
+            at, by number; or "constant", or None. Bodies have those of the function around them.
+        dying: places of operands whose memory nothing reads later in the function.
     """
 
     operator: str
@@ -58,6 +75,8 @@ class MachineOperator:
     direction: Literal["forward", "backward"]
     bodies: tuple[tuple["MachineOperator", ...], ...] = ()
     node: fx.Node | None = field(default=None, compare=False, repr=False)
+    sources: tuple[Source, ...] = field(default=(), compare=False, repr=False)
+    dying: frozenset[int] = field(default=frozenset(), compare=False, repr=False)
 
 
 class MachineGraph:
@@ -66,11 +85,21 @@ class MachineGraph:
     Args:
         graph: of a function of a program.
         inputs: their types on the machine; empty: those in the graph.
+        sources: of a body, the function's input that each of its inputs is, by number.
     """
 
-    def __init__(self, graph: fx.GraphModule, inputs: Sequence[Seen] = ()) -> None:
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        inputs: Sequence[Seen] = (),
+        sources: Sequence[Source] | None = None,
+    ) -> None:
         self.graph = graph
         nodes = graph.graph.find_nodes(op="placeholder")
+        self._is_body = sources is not None
+        self._sources: dict[fx.Node, Source] = dict(
+            zip(nodes, range(len(nodes)) if sources is None else sources, strict=True)
+        )
         self._inputs: dict[fx.Node, Seen] = dict(zip(nodes, inputs, strict=bool(inputs)))
         self._reads: dict[fx.Node, tuple[fx.Node, ...]] = {}
         self._types: dict[fx.Node, Seen] = {}
@@ -98,7 +127,8 @@ class MachineGraph:
             effect = node.op == "output" or (node.is_impure() and node.op != "placeholder")
             if (node not in needed and not effect) or self.is_nothing(node):
                 continue
-            needed.update(self.operands(node))
+            if node.target not in _FILLED:
+                needed.update(self.operands(node))
             if node.op == "call_function" and not _is_value_only(node):
                 run.append(node)
         self.needed = needed
@@ -109,6 +139,27 @@ class MachineGraph:
         if node.target is getitem and _looks(node):
             return tuple(node.all_input_nodes)
         return tuple(dict.fromkeys(v for n in node.all_input_nodes for v in self._reads[n]))
+
+    def memory(self, node: fx.Node) -> fx.Node:
+        """Return the node whose memory a value looks at: itself, unless it is a view or a copy."""
+        while node.op != "placeholder":
+            read = self._reads[node] if self.is_nothing(node) else ()
+            if not read and not (_looks(node) and (is_view(node) or node.target in _COPIES)):
+                break
+            node = read[0] if read else node.all_input_nodes[0]
+        return node
+
+    @cached_property
+    def last_readers(self) -> dict[fx.Node, fx.Node | None]:
+        """The last operator that reads the memory of a node; None: the function returns it."""
+        readers = {self.memory(v): node for node in self.operators for v in self.operands(node)}
+        returned = [node for node in graph_outputs(self.graph) if isinstance(node, fx.Node)]
+        return readers | dict.fromkeys(self.memory(v) for n in returned for v in self._reads[n])
+
+    def source(self, node: fx.Node) -> Source:
+        """Return the number of the function's input whose memory a value looks at, or what else."""
+        owner = self.memory(node)
+        return self._sources.get(owner, "constant" if _is_value_only(owner) else None)
 
     def value(self, node: fx.Node) -> Seen:
         """Return the type of a node on the machine; None: the machine has no such value.
@@ -151,15 +202,24 @@ class MachineGraph:
             key=lambda part: int(part.args[1]),  # type: ignore[arg-type]
         )
         several = not isinstance(node.meta["val"], Tensor)
+        operands = [value for value in self.operands(node) if self._types.get(value) is not None]
         place: Literal["forward", "backward"] = "backward" if backward else "forward"
         return MachineOperator(
             _CAST if node.target is round_stochastically_op and name == str(node.target) else name,
-            tuple(filter(None, (self._types.get(value) for value in self.operands(node)))),
+            tuple(filter(None, map(self._types.get, operands))),
             tuple(filter(None, (self._types.get(made) for made in (parts if several else [node])))),
             place,
             tuple(body.listed(place) for body in self._bodies.get(node, ())),
             node,
+            tuple(map(self.source, operands)),
+            frozenset(i for i, value in enumerate(operands) if self._dies(value, node)),
         )
+
+    def _dies(self, value: fx.Node, reader: fx.Node) -> bool:
+        """Whether nothing needs the memory of a value after `reader`."""
+        owner = self.memory(value)
+        of_caller = self._is_body and owner.op == "placeholder"
+        return self.last_readers[owner] is reader and not of_caller
 
     def _read(self, node: fx.Node) -> tuple[fx.Node, ...]:
         """Return the values that a reader of `node` reads on the machine."""
@@ -197,6 +257,11 @@ class MachineGraph:
             dtype = mark_of(node.all_input_nodes[0]).dtype
         return own if dtype is None else replace(own, dtype=dtype)
 
+    def _source_of_argument(self, node: fx.Node) -> Source:
+        """Return the source of what a body gets as `node`."""
+        read = self._reads[node]
+        return self.source(read[0]) if read else None
+
     def _within(self, node: fx.Node, bodies: Sequence[Body]) -> tuple["MachineGraph", ...]:
         """Return the bodies of a loop or branch, with the types of their inputs on the machine.
 
@@ -211,8 +276,10 @@ class MachineGraph:
             None if seen is None else replace(own, dtype=seen.dtype)
             for own, seen in zip(types, values, strict=True)
         ]
+        sources = [self._source_of_argument(value) for group in lists for value in group]
+        sources[:carried] = [None] * carried
         while True:
-            graphs = tuple(MachineGraph(body.graph, inputs) for body in bodies)
+            graphs = tuple(MachineGraph(body.graph, inputs, sources) for body in bodies)
             after = graphs[-1].results[:carried]
             changed = [i for i, seen in enumerate(after) if seen != inputs[i]]
             if all(inputs[i] == types[i] for i in changed):
@@ -273,12 +340,13 @@ def _moved(instruction: BaseInstruction, values: Values) -> Iterator[tuple[str, 
 
 def _is_value_only(node: fx.Node) -> bool:
     """Whether the machine has the value of a node without an operator that makes it."""
-    return _looks(node) or (not mark_of(node).operator and makes_constant(node))
+    constant = makes_constant(node) or node.target in _FILLED
+    return _looks(node) or (not mark_of(node).operator and constant)
 
 
 def _looks(node: fx.Node) -> bool:
-    """Whether the machine sees another value in a node: a view, or one of several results."""
+    """Whether the machine sees another value in a node: a view, a copy, one of several results."""
     mark = mark_of(node)
-    if mark.nothing or mark.operator:
+    if mark.nothing or mark.operator or OWN_MEMORY in node.meta:
         return False
-    return is_view(node) or node.target is getitem
+    return is_view(node) or node.target is getitem or node.target in _COPIES
