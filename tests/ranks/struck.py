@@ -118,7 +118,7 @@ class Places:
 
     def __exit__(self, kind, *_):
         sys.setprofile(None)
-        if kind is None and self.count < self.at:  # this time it has waited less
+        if kind is None and max(self.count, 0) < self.at:  # this time it has waited less
             self.strike()
 
     def _look(self, frame, event, _):

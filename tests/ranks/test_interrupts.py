@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from tests.ranks.struck import PLACES, Training, run_torchrun
-
-pytestmark = pytest.mark.slow  # each starts processes
+from ipu_dynamo import Options
+from tests.ranks.struck import PLACES, Places, Training, run_torchrun
 
 WHOLE, COMMIT = "tensors", "deciding"  # from the arguments on, and from the vote of the step on
 
@@ -29,7 +28,18 @@ def undisturbed():
     return found
 
 
+@pytest.mark.parametrize(("at", "calls", "strikes"), [(0, 3, 0), (1, 3, 1), (999, 3, 1), (0, 0, 0)])
+def test_a_place_is_struck_once_and_at_the_end_if_there_are_fewer(at, calls, strikes):
+    struck = []
+    with Places(at, lambda: struck.append(at), begins="read") as places:
+        for _ in range(calls):
+            Options.read({"replicas": 2})
+    assert len(struck) == strikes
+    assert (places.count >= 0) == (calls > 0)
+
+
 # 20 places, of which 10 are between the vote of the step and the end of the call
+@pytest.mark.slow
 @pytest.mark.parametrize("begins", [WHOLE, COMMIT])
 @pytest.mark.parametrize("place", range(10))
 def test_ctrl_c_at_torchrun_ends_all_ranks_with_weights_of_one_step(
@@ -49,6 +59,7 @@ def test_ctrl_c_at_torchrun_ends_all_ranks_with_weights_of_one_step(
     assert {name for each in found for name in each["weights"]} == {*undisturbed[steps]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begins", [WHOLE, COMMIT])
 @pytest.mark.parametrize("shape", ["2x1", "1x2", "2x2"])
 def test_ctrl_c_at_one_rank_ends_one_call_on_all(tmp_path, shape, begins):
