@@ -11,10 +11,11 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from queue import SimpleQueue
+from time import monotonic, sleep
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ _LOOK = 1.0  # seconds
 _ADDRESS = 300  # bytes of a port and the name of a host
 _PROGRAMS, _WIRES, _REPLICAS = 31, 1 << 16, 1 << 10  # below 31 bits together, as torch's tags are
 _PARTS = _PROGRAMS * _WIRES * _REPLICAS  # the tag of parts that groups exchange
+_NEVER = _PARTS + 1  # the tag of no message
+_CLOSES = 5.0  # seconds until waits that do not end are left
 
 
 @dataclass(eq=False)
@@ -109,7 +112,7 @@ class TorchTransport:
         if group is not None and not _is_dry_run():
             self._watch.start(self._store(group))
             dist.barrier(group)  # from now on each rank has a beat
-            atexit.register(self._watch.leave)
+            atexit.register(self._leave)
 
     def _store(self, group: dist.ProcessGroup) -> TCPStore:
         """Meet the other ranks in a store that the first one serves."""
@@ -126,6 +129,21 @@ class TorchTransport:
             port, host = bytes(where.tolist()).rstrip(b"\0").decode().split(" ")
             store = TCPStore(host, int(port), timeout=_FOREVER, wait_for_workers=False)
         return store
+
+    def _leave(self) -> None:
+        """End before Python does, with all threads that wait in torch.
+
+        A thread that came out of torch while Python ends would end the process by a signal.
+        """
+        if os.getpid() != self._process:
+            return  # connections are those of the process that forked
+        self._watch.leave()
+        if self._watch.has_waits:
+            for group in {group for group in self._groups.values() if group is not None}:
+                _close(group)
+        end = monotonic() + _CLOSES
+        while self._watch.has_waits and monotonic() < end:
+            sleep(_CLOSES / 1000)
 
     def _lose(self, error: IpuError) -> None:
         self._changes.make(lambda: None)  # who waits looks
@@ -264,6 +282,14 @@ def _group(ranks: Sequence[int]) -> dist.ProcessGroup | None:
     )
     assert isinstance(group, dist.ProcessGroup)
     return group
+
+
+def _close(group: dist.ProcessGroup) -> None:
+    """End all waits for ranks of a group: gloo closes all its connections after a late message."""
+    for other in range(group.size()):
+        if other != group.rank():
+            with suppress(RuntimeError):  # the message is late, or its connection is closed
+                group.recv([torch.empty(1)], other, _NEVER).wait(timedelta(milliseconds=1))
 
 
 def _exchange(

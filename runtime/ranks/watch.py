@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from time import monotonic, sleep
 from typing import Any, Protocol
@@ -36,7 +37,6 @@ _FAILURE = "failure"  # the key of the record
 _BROKEN = 2.5  # beats without a new one, after which a rank with a broken connection is gone
 _GIVE_UP = 5  # beats, after which the rank of a broken connection stays unknown
 _LAUNCHER = 2.0  # seconds; torchrun notices within them which rank ended first
-_TURN, _TURNS = 0.5, 5.0  # seconds between the ends of ranks that have lost another, and of all
 _PATIENT = 30.0  # seconds until a wait for a live rank is logged
 _AGAIN = 60.0  # seconds between such lines
 _CROSSED = "ranks wait for each other in different operations"
@@ -111,11 +111,13 @@ class Watch:
         self._seen: dict[int, tuple[int, float]] = {}  # the number of a beat, and when it was new
         self._hosts: dict[int, str] = {}
         self._followers: list[WeakMethod[Callable[[IpuError], None]]] = []
+        self._error: IpuError | None = None  # becomes `lost`
         self._left = ""  # how this rank has ended
         self._answered = monotonic()
         self._is_served = False
         self._lock = threading.Lock()
         self._wake, self._ended = threading.Event(), threading.Event()
+        self._talks: list[threading.Thread] = []  # with the store
 
     def start(self, store: BeatStore) -> None:
         """Write the first beat, and go on.
@@ -125,8 +127,14 @@ class Watch:
         """
         self._store, self._is_served = store, True
         self._write()
-        for work in (self._talk, self._judge):
-            threading.Thread(target=work, name="watch of ranks", daemon=True).start()
+        self._start(self._talk)
+        threading.Thread(target=self._judge, name="watch of ranks", daemon=True).start()
+
+    def _start(self, talk: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=talk, name="store of ranks", daemon=True)
+        self._talks.append(thread)
+        thread.start()
+        return thread
 
     def follow(self, lost: Callable[[IpuError], None]) -> None:
         """Call a method in another thread once the mesh is lost. Its object may cease to exist."""
@@ -164,9 +172,16 @@ class Watch:
         finally:
             self._waits.discard(wait)
 
+    @property
+    def has_waits(self) -> bool:
+        """Whether any thread waits for a message of other ranks."""
+        return any(not wait.problem for wait in list(self._waits))
+
     def cause(self, ranks: Collection[int], problem: str) -> IpuError:
         """Find out why a connection to one of these ranks broke; takes a few beats."""
-        if self.lost is None:
+        if self._left:
+            return RankLost(problem)  # this rank has closed the connection itself
+        if self._error is None:
             _log.error("%s", problem)  # at once: a launcher may end this process
         with self.waiting(ranks) as wait:
             wait.problem = problem
@@ -183,8 +198,6 @@ class Watch:
                 self._lose_rank(rank, f"rank {rank} is gone: {problem}")
             else:
                 self._lose(RankLost(problem))
-        if "TORCHELASTIC_RUN_ID" in os.environ:
-            sleep(_LAUNCHER)
         assert self.lost is not None
         return self.lost
 
@@ -195,19 +208,16 @@ class Watch:
         return self.lost
 
     def leave(self) -> None:
-        """Write a last beat, which says that this rank has ended."""
+        """Write a last beat, which says that this rank has ended, and use the store no more."""
         error = getattr(sys, "last_value", None)
         calls = sum(count for kind, count in self._kinds.items() if kind.startswith("call"))
         self._left = f"made {calls} call{'s' * (calls != 1)} and left"
         if error is not None:
             self._left = f"ended with {type(error).__name__}: {error}"
         self._wake.set()
-        self._ended.wait(self._interval)  # no longer: the store may not answer
-        # A thread that comes out of gloo while Python ends would end the process by a signal. The
-        # ends of other ranks let threads out, so ranks end one after another.
-        turn = monotonic() + min(_TURN * self._share.rank, _TURNS)
-        while self.lost is not None and self._waits and monotonic() < turn:
-            sleep(self._interval / 20)
+        end = monotonic() + _GIVE_UP * self._interval  # no later: the store may not answer
+        for talk in self._talks:
+            talk.join(max(0.0, end - monotonic()))
 
     def _write(self) -> None:
         self._number += 1
@@ -320,10 +330,7 @@ class Watch:
         if isinstance(error, RanksDiffer):
             record["values"] = {str(rank): text for rank, text in error.values.items()}
         if self._is_served and (error.rank != 0 or self._share.rank == 0):
-            writing = threading.Thread(
-                target=self._publish, args=(json.dumps(record),), daemon=True
-            )
-            writing.start()
+            writing = self._start(partial(self._publish, json.dumps(record)))
             writing.join(self._interval)  # no longer: the store may not answer
         self._end(error)
 
@@ -345,15 +352,22 @@ class Watch:
         self._end(error)
 
     def _end(self, error: IpuError) -> None:
+        """Lose the mesh. Under torchrun this takes a while, so that it can name the lost rank."""
+        with self._lock:
+            is_first, self._error = self._error is None, self._error or error
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            if is_first:
+                _log.error("%s", error)
+            sleep(_LAUNCHER)
         with self._lock:
             if self.lost is not None:
                 return
-            self.lost = error
+            self.lost = self._error
             followers = list(self._followers)
         self._ended.set()
         for follower in followers:
             if (lost := follower()) is not None:
-                lost(error)
+                lost(self._error)
 
 
 def limit_of_environment() -> float:

@@ -134,6 +134,35 @@ def test_a_rank_that_left_is_gone_for_those_that_wait(store):
     assert str(error).startswith("rank 1 made 2 calls and left; rank 0 is in call 3")
 
 
+def test_a_rank_that_leaves_blames_no_other_for_connections_that_it_closes(store):
+    watch = watch_of(0, store)
+    with watch.waiting([1]):
+        assert watch.has_waits
+        watch.leave()
+    assert not watch.has_waits
+    assert watch.cause([1], "a connection has ended").rank is None
+    assert "failure" not in store.values
+
+
+def test_torchrun_has_time_to_name_a_lost_rank_that_others_have_logged(store, monkeypatch, caplog):
+    def sleep(seconds):
+        if seconds == watches._LAUNCHER:
+            noted.append((watch.lost, store.values["failure"], caplog.messages))
+        time.sleep(min(seconds, INTERVAL))
+
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setattr(watches, "sleep", sleep)
+    last_beat(store, 1, left="made 3 calls and left")
+    watch, noted = watch_of(0, store), []
+    with watch.waiting([1]):
+        error = lost(watch)
+    assert isinstance(error, RankLost)
+    for before, record, (line,) in noted:
+        assert (before, line) == (None, str(error))
+        assert error.problem in record.decode()
+    assert noted
+
+
 CALL, READ = ["mesh", 5, "call", "call 5"], ["mesh", 5, "read", "a read of weights"]
 ROW = ["row", 2, "read", "a read of its row"]
 
