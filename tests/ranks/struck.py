@@ -33,7 +33,7 @@ from ipu_dynamo import (
 )
 from ipu_dynamo.errors import RankFailed
 
-ENDS = 120  # seconds
+ENDS = 240  # seconds
 PACKAGE = str(Path(ipu_dynamo.__file__).parent)
 CALLS = 6  # of a training that is killed
 PLACES = 20  # of a call in which one rank after the other is interrupted
