@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import IpuError, RankLost
+from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
 from ipu_dynamo.program.share import Share
 from ipu_dynamo.runtime.changes import Changes
 from ipu_dynamo.runtime.ranks.transport import Among, Group, Tag
-from ipu_dynamo.tune.intra_op import set_intra_op_threads
+from ipu_dynamo.tune.intra_op import intra_op_threads
 
 _Result = TypeVar("_Result")
 _SECONDS = 60.0  # until ranks that still run are given up
@@ -39,8 +40,13 @@ def run_ranks(
     run: Callable[["MemoryTransport"], _Result],
     *,
     seconds: float = _SECONDS,
+    here: int | None = None,
 ) -> list[_Result]:
     """Call `run` on every rank of a mesh, each in a thread with one intra-op thread.
+
+    Args:
+        seconds: until ranks that still run are given up.
+        here: the rank that runs in the calling thread, where signals arrive; None: none does.
 
     Returns:
         The results, by ranks.
@@ -49,7 +55,7 @@ def run_ranks(
         Exception: the first error of a rank.
         TimeoutError: ranks did not end in time; it names what each did.
     """
-    results, errors = _run(rows, columns, run, seconds)
+    results, errors = _run(rows, columns, run, seconds, here)
     if errors:
         raise next(iter(errors.values()))
     return [results[rank] for rank in range(rows * columns)]
@@ -61,9 +67,10 @@ def run_failing_ranks(
     run: Callable[["MemoryTransport"], _Result],
     *,
     seconds: float = _SECONDS,
+    here: int | None = None,
 ) -> list[_Result | BaseException]:
     """The same, with the error of each rank that raised one in the place of its result."""
-    results, errors = _run(rows, columns, run, seconds)
+    results, errors = _run(rows, columns, run, seconds, here)
     return [errors[r] if r in errors else results[r] for r in range(rows * columns)]
 
 
@@ -74,7 +81,11 @@ def transport_here() -> "MemoryTransport | None":
 
 
 def _run(
-    rows: int, columns: int, run: Callable[["MemoryTransport"], _Result], seconds: float
+    rows: int,
+    columns: int,
+    run: Callable[["MemoryTransport"], _Result],
+    seconds: float,
+    here: int | None,
 ) -> tuple[dict[int, _Result], dict[int, BaseException]]:
     """The results and the errors of ranks, in the order in which they ended."""
     mesh, results, errors = _MeshOfThreads(), dict[int, _Result](), dict[int, BaseException]()
@@ -83,30 +94,42 @@ def _run(
         rank = transport.share.rank
         _here.transport = transport
         try:
-            set_intra_op_threads(1)
-            results[rank] = run(transport)
+            with intra_op_threads(1):
+                results[rank] = run(transport)
         except BaseException as error:
             errors[rank] = error
         finally:
+            _here.transport = None
             mesh.changes.make(lambda: mesh.ended.add(rank))
+
+    def give_up() -> None:
+        mesh.changes.make(lambda: mesh.ended.update(ranks))
 
     ranks = range(rows * columns)
     transports = [
         MemoryTransport(Share(rows, columns, *divmod(rank, columns)), mesh) for rank in ranks
     ]
-    threads = [
-        threading.Thread(target=run_rank, args=(t,), name=f"rank {t.share.rank}", daemon=True)
+    threads = {
+        t.share.rank: threading.Thread(
+            target=run_rank, args=(t,), name=f"rank {t.share.rank}", daemon=True
+        )
         for t in transports
-    ]
+        if t.share.rank != here
+    }
+    timer = threading.Timer(seconds, give_up)
     try:
-        for thread in threads:
+        for thread in threads.values():
             thread.start()
+        if here is not None:
+            timer.start()  # this thread ends then, too
+            run_rank(transports[here])
         if not mesh.changes.wait_for(lambda: len(mesh.ended) == len(ranks), seconds):
             late = [rank for rank in ranks if rank not in mesh.ended]
             places = "".join(_place(rank, threads[rank]) for rank in late)
             raise TimeoutError(f"ranks {late} have not ended after {seconds:g} seconds{places}")
     finally:  # threads that still wait end
-        mesh.changes.make(lambda: mesh.ended.update(ranks))
+        timer.cancel()
+        give_up()
     return results, errors
 
 
@@ -266,17 +289,18 @@ class MemoryTransport:
     def _together(self, among: Among, kind: str, value: Any) -> list[Any]:
         """Give a value to all ranks of a group; returns those of all, by their order."""
         ranks, mesh = self._ranks(among), self._mesh
-        number = self._collectives[ranks] = self._collectives.get(ranks, 0) + 1
         given: dict[int, Any] = {}
 
         def give() -> None:
             nonlocal given
+            number = self._collectives[ranks] = self._collectives.get(ranks, 0) + 1
             given = mesh.given.setdefault((ranks, number), {})
             given[self.share.rank] = kind, value
             if len(given) == len(ranks):
                 del mesh.given[ranks, number]
 
-        mesh.changes.make(give)
+        with DeferredSignals():  # an interrupt comes before or after it
+            mesh.changes.make(give)
         mesh.wait(lambda: len(given) == len(ranks), lambda: [r for r in ranks if r not in given])
         if len({each for each, _ in given.values()}) > 1:
             kinds = {rank: given[rank][0] for rank in ranks}

@@ -136,7 +136,7 @@ def kill():
 
 
 def interrupt():
-    os.kill(os.getpid(), signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
 
 
 def interrupt_torchrun():
@@ -184,6 +184,25 @@ def interrupted(mesh, folder, rank, begins, part):
         torch.save(training.own(), folder / f"rank{dist.get_rank()}.pt")
 
 
+def interrupted_calls(training, first, places, begins):
+    """Make calls from a number on; what becomes of each, and all weights after one more.
+
+    Args:
+        places: for each call, the place at which this rank is interrupted; 0: it is not.
+    """
+    outcomes = []
+    for number, at in enumerate(places, first):
+        before, ends = training.step.executable.step, "returns"
+        try:
+            with Places(at, interrupt, begins):
+                training.step(training.rows(number))
+        except (KeyboardInterrupt, RankFailed) as error:
+            ends = type(error).__name__
+        outcomes.append((ends, at > 0, training.step.executable.step - before))
+    training.step(training.rows(first + len(places)))
+    return {"outcomes": outcomes, "tensors": training.all()}
+
+
 def interrupted_alone(mesh, folder, rank, begins):
     """Interrupt this rank alone, or another one, in one call after the other."""
     training = Training(mesh)
@@ -191,20 +210,13 @@ def interrupted_alone(mesh, folder, rank, begins):
         training.step(training.rows(number))
     with Places(begins=begins) as places:
         training.step(training.rows(2))
-    outcomes = []
-    for place in range(PLACES):
-        is_struck = place % dist.get_world_size() == dist.get_rank()
-        at = 1 + place * places.count // PLACES if is_struck else 0
-        before, ends = training.step.executable.step, "returns"
-        try:
-            with Places(at, interrupt, begins):
-                training.step(training.rows(3 + place))
-        except (KeyboardInterrupt, RankFailed) as error:
-            ends = type(error).__name__
-        outcomes.append((ends, is_struck, training.step.executable.step - before))
-        print(f"rank {dist.get_rank()} place {place}: {outcomes[-1]}", flush=True)
-    training.step(training.rows(3 + PLACES))
-    found = {"outcomes": outcomes, "tensors": training.all()}
+    own = [
+        1 + place * places.count // PLACES
+        if place % dist.get_world_size() == dist.get_rank()
+        else 0
+        for place in range(PLACES)
+    ]
+    found = interrupted_calls(training, 3, own, begins)
     torch.save(found, folder / f"rank{dist.get_rank()}.pt")
 
 

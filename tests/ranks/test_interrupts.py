@@ -4,9 +4,13 @@ import pytest
 import torch
 
 from ipu_dynamo import Options
-from tests.ranks.struck import PLACES, Places, Training, run_torchrun
+from ipu_dynamo.testing.rank_threads import run_ranks, transport_here
+from ipu_dynamo.whole_step import ranks
+from tests.ranks.struck import PLACES, Places, Training, interrupted_calls, run_torchrun
 
 WHOLE, COMMIT = "tensors", "deciding"  # from the arguments on, and from the vote of the step on
+MESSAGE = "_send"  # from the first message to another rank on
+FIRST = 40  # places of a call that are tried in memory
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +63,55 @@ def test_ctrl_c_at_torchrun_ends_all_ranks_with_weights_of_one_step(
     assert {name for each in found for name in each["weights"]} == {*undisturbed[steps]}
 
 
+def check_calls(found, first):
+    """One call was interrupted after the other. Returns how many of them were undone.
+
+    Args:
+        found: what `interrupted_calls` has returned on each rank.
+        first: the number of the first of these calls.
+    """
+    training, undone, number = Training(), 0, first
+    for complete in range(first):
+        training.step(training.rows(complete))
+    for number, outcomes in enumerate(
+        zip(*(each["outcomes"] for each in found), strict=True), first
+    ):
+        (steps,) = {made for _, _, made in outcomes}
+        for ends, is_struck, _ in outcomes:
+            if is_struck:
+                assert ends == "KeyboardInterrupt", (number, outcomes)
+            else:
+                assert ends == ("returns" if steps else "RankFailed"), (number, outcomes)
+        undone += not steps
+        if steps:
+            training.step(training.rows(number))
+    training.step(training.rows(number + 1))
+    expected = training.all()
+    for each in found:
+        for name, tensor in expected.items():
+            assert torch.equal(each["tensors"][name], tensor), f"{name} has other bits"
+    return undone
+
+
+@pytest.mark.parametrize(
+    ("mesh", "begins"),
+    [((2, 1), WHOLE), ((2, 1), COMMIT), ((2, 2), WHOLE), ((1, 2), MESSAGE), ((2, 2), MESSAGE)],
+)
+def test_ctrl_c_at_each_of_the_first_places_ends_one_call_on_all(monkeypatch, mesh, begins):
+    """Ranks are threads of this process. Rank 0 is the main thread, which gets signals."""
+    monkeypatch.setattr(ranks, "transport_of", lambda _: transport_here())
+    monkeypatch.setattr(ranks, "share_of", lambda _: transport_here() and transport_here().share)
+
+    def run(transport):
+        training = Training()
+        training.step(training.rows(0))
+        places = [0 if transport.share.rank else place for place in range(1, FIRST)]
+        return interrupted_calls(training, 1, places, begins)
+
+    undone = check_calls(run_ranks(*mesh, run, here=0), first=1)
+    assert 0 < undone < (FIRST if begins != COMMIT else FIRST // 4)  # those before the vote
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("begins", [WHOLE, COMMIT])
 @pytest.mark.parametrize("shape", ["2x1", "1x2", "2x2"])
@@ -67,23 +120,5 @@ def test_ctrl_c_at_one_rank_ends_one_call_on_all(tmp_path, shape, begins):
     assert code == 0, output
     rows, columns = map(int, shape.split("x"))
     found = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(rows * columns)]
-    training = Training()
-    for number in range(3):
-        training.step(training.rows(number))
-    undone = 0
-    for place, outcomes in enumerate(zip(*(each["outcomes"] for each in found), strict=True)):
-        (steps,) = {made for _, _, made in outcomes}
-        for ends, is_struck, _ in outcomes:
-            if is_struck:
-                assert ends == "KeyboardInterrupt", (place, outcomes)
-            else:
-                assert ends == ("returns" if steps else "RankFailed"), (place, outcomes)
-        undone += not steps
-        if steps:
-            training.step(training.rows(3 + place))
+    undone = check_calls(found, first=3)
     assert 0 < undone < (PLACES if begins == WHOLE else PLACES // 4)  # those before the vote
-    training.step(training.rows(3 + PLACES))
-    expected = training.all()
-    for each in found:
-        for name, tensor in expected.items():
-            assert torch.equal(each["tensors"][name], tensor), f"{name} has other bits"
