@@ -17,6 +17,7 @@ _JIA = "arXiv 1912.03413"
 _DOCS = "docs.graphcore.ai"
 _FIT = "calibration"
 _KIB = 1024
+COPY_BYTES = Figure(8, "B/cycle/tile", "F", "64-bit loads and stores, graphcore/poplibs")
 
 
 @dataclass(frozen=True, slots=True)

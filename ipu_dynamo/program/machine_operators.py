@@ -67,6 +67,7 @@ class MachineOperator:
         sources: for each operand, the input of the function that it is, or whose memory it looks
             at, by number; or "constant", or None. Bodies have those of the function around them.
         dying: places of operands whose memory nothing reads later in the function.
+        places: the place of the operand that each argument of `node` reads.
     """
 
     operator: str
@@ -77,6 +78,7 @@ class MachineOperator:
     node: fx.Node | None = field(default=None, compare=False, repr=False)
     sources: tuple[Source, ...] = field(default=(), compare=False, repr=False)
     dying: frozenset[int] = field(default=frozenset(), compare=False, repr=False)
+    places: Mapping[fx.Node, int] = field(default_factory=dict, compare=False, repr=False)
 
 
 class MachineGraph:
@@ -213,6 +215,11 @@ class MachineGraph:
             node,
             tuple(map(self.source, operands)),
             frozenset(i for i, value in enumerate(operands) if self._dies(value, node)),
+            {
+                argument: operands.index(read[0])
+                for argument in node.all_input_nodes
+                if (read := self._reads[argument]) and read[0] in operands
+            },
         )
 
     def _dies(self, value: fx.Node, reader: fx.Node) -> bool:

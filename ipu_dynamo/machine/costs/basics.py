@@ -4,6 +4,8 @@
 six of the tile; a supervisor starts them and waits.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil, sqrt
 
 import torch
@@ -12,12 +14,12 @@ from ipu_dynamo.machine.cost import Bounds, Cost, Resources
 from ipu_dynamo.machine.figure import Figure, Mark, least_certain, mark_of_number
 from ipu_dynamo.machine.ipu import element_bytes
 from ipu_dynamo.program.ir.types import TensorType
+from ipu_dynamo.program.machine_operators import MachineOperator
 
 _ESTIMATORS = "estimators of graphcore/poplibs popops"
 WORKER_START = Figure(20, "cycles/worker", "F", _ESTIMATORS)
 VERTEX_START = Figure(20, "cycles", "F", _ESTIMATORS)
 REDUCTION_START = Figure(300, "cycles", "M", "two stages of vertices")
-COPY_BYTES = Figure(8, "B/cycle/tile", "F", "64-bit loads and stores")
 
 
 def vector_width(dtype: torch.dtype) -> int:
@@ -99,3 +101,11 @@ def touching(nbytes: float, resources: Resources) -> Cost:
 def worst(*numbers: float) -> Mark:
     """The mark of what is calculated of numbers."""
     return least_certain(map(mark_of_number, numbers))
+
+
+def parts(operator: MachineOperator, costs: Sequence[tuple[TensorType, Cost]]) -> Cost:
+    """The cost of an operator that runs as several, one for each of its results."""
+    made = tuple((replace(operator, results=(result,)), cost) for result, cost in costs)
+    if len(made) == 1:
+        return made[0][1]
+    return replace(sum((cost for _, cost in made), Cost()), plan=None, parts=made)

@@ -3,10 +3,14 @@
 from collections.abc import Mapping
 
 from ipu_dynamo.machine.cost import NO_ROLES, Cost, Price, Resources, Roles
-from ipu_dynamo.machine.costs import elementwise
+from ipu_dynamo.machine.costs import convolutions, elementwise, products
 from ipu_dynamo.program.machine_operators import MachineOperator
 
-_PRICES: Mapping[str, Price] = {**elementwise.PRICES}
+_PRICES: Mapping[str, Price] = {
+    **products.PRICES,
+    **convolutions.PRICES,
+    **elementwise.PRICES,
+}
 
 
 def price(operator: MachineOperator, resources: Resources, roles: Roles = NO_ROLES) -> Cost:

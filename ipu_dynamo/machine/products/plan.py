@@ -30,7 +30,7 @@ class Plan:
     reduction: float
     barriers: float
     temporary: int
-    received: tuple[int, int, int]
+    received: tuple[int, ...]
 
     def __str__(self) -> str:
         batch = f"{self.groups} x " if self.groups > 1 else ""
