@@ -158,8 +158,8 @@ def _linear(operator: MachineOperator, resources: Resources, roles: Roles) -> Co
     """The price of `input @ weight.T + bias`."""
     values = arguments(operator, roles)
     weight = values["weight"]
-    turned = TensorType(weight.type.dtype, weight.shape[::-1])
-    second = Operand(turned, weight.is_weight, weight.from_host)
+    transposed = TensorType(weight.type.dtype, weight.shape[::-1])
+    second = Operand(transposed, weight.is_weight, weight.from_host)
     proportion = proportion_of(operator, resources)
     cost = matmul(values["input"], second, resources, proportion, resources.partials)
     return added(cost, values["bias"], operator.results[0], resources)
