@@ -155,7 +155,8 @@ class LoopedStep:
         self.ranks: RankCall | None = None
         if streams is not None:
             kinds = ("parameter", "state", "loss_scale")
-            names = [v.name for v in program.variables if v.kind in kinds]
+            common = [v for v in program.variables if v.kind in kinds and v.groups is None]
+            names = [v.name for v in common]
             weights = WeightsInCommon({name: storage.stored_tensor(name) for name in names})
             self.ranks = RankCall(streams, row, weights, (self._begin, known[0].end))
         self._loop = MicroBatchLoop(

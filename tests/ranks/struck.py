@@ -14,6 +14,7 @@ import subprocess
 import sys
 from itertools import count
 from pathlib import Path
+from threading import Lock
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,7 @@ from ipu_dynamo.errors import RankFailed
 ENDS = 240  # seconds
 PACKAGE = str(Path(ipu_dynamo.__file__).parent)
 CALLS = 6  # of a training that is killed
+MAKING = Lock()  # torch's generator is one for all threads
 PLACES = 20  # of a call in which one rank after the other is interrupted
 
 
@@ -44,8 +46,9 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+        with MAKING:
+            torch.manual_seed(0)
+            self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
 
     def forward(self, x):
         for ipu, layer in enumerate(self.layers):

@@ -75,3 +75,21 @@ def test_every_rank_reads_the_weights_and_states_of_all(shape, monkeypatch):
         for parameter, values in states.items():
             for name, value in values.items():
                 assert_same_bits(own_states[parameter][name], value, f"{name} on {share}")
+
+
+def test_weights_that_all_ranks_write_alike_are_the_same_without_those_of_groups(monkeypatch):
+    monkeypatch.setattr(ranks, "transport_of", lambda _: transport_here())
+
+    def run(transport):
+        options = Options("eager", replicas=REPLICAS, replica_groups=GROUPS, seed=0)
+        with MAKING:
+            model = Grouped()
+        step = compile_training(model, torch.optim.Adam(model.parameters(), lr=0.1), options)
+        drawn = torch.Generator().manual_seed(transport.share.rank)
+        for _ in range(2):  # groups of this rank have other weights from now on
+            step(torch.randn(REPLICAS // transport.share.rows * ROWS, 3, generator=drawn))
+            step.check_ranks()
+            model.last.weight.detach().add_(1)
+            step.write_weights(["last.weight"])
+
+    run_ranks(2, 1, run)

@@ -7,7 +7,9 @@ from torch import Tensor
 from ipu_dynamo.capture.private.tracing import unrecorded
 from ipu_dynamo.errors import InputError, IpuError, UpdateError
 from ipu_dynamo.ops.private.thread_modes import KeptGradMode
+from ipu_dynamo.program.ir.constants import digest
 from ipu_dynamo.program.ir.writes import WriteBuffer
+from ipu_dynamo.runtime.ranks.vote import CommonValue, StepFailure, vote
 from ipu_dynamo.whole_step import ranks
 from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
 from ipu_dynamo.whole_step.compiled_state import CompiledState
@@ -16,6 +18,8 @@ from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, States
 from ipu_dynamo.whole_step.weights import weights_elsewhere
 from ipu_dynamo.whole_step.weights.groups_of_ranks import read_groups
 from ipu_dynamo.whole_step.weights.initial_state import updates
+
+_COMMON = ("parameter", "buffer", "state", "loss_scale")  # kinds that ranks may have in common
 
 
 class WeightExchange(CompiledState):
@@ -107,6 +111,39 @@ class WeightExchange(CompiledState):
                 if theirs.data_ptr() != ours.data_ptr():
                     theirs.copy_(ours)
         weights_elsewhere.are_read(theirs for _, theirs in self._pairs(names).values())
+
+    def check_ranks(self) -> None:
+        """Compare weights, states and random numbers over the ranks that have the same.
+
+        All ranks of a mesh call this together. Calls compare them only after somebody wrote some,
+        and do not notice writes to `weight.data`. Without a mesh it does nothing. Buffers and
+        weights that each replica, or each group of replicas, has for itself are left out.
+
+        Raises:
+            RanksDiffer: a tensor, or the random state, differs. It has the digests of all ranks.
+            UpdateError: an update failed, on any rank, and weights have not been written since.
+        """
+        if (transport := ranks.transport_of(self.options)) is None:
+            return
+        weights, random, failure = dict[str, str](), dict[str, str](), None
+        with transport.operation("mesh", "check", "a check of ranks"):
+            try:
+                compiled, executable = self._ready()
+                executable.check_update()
+                if executable.calls_of_ranks:  # else they may make different numbers of calls
+                    random["random states (seed, step)"] = str((executable.seed, executable.step))
+                for v in compiled.program.variables:
+                    is_common = v.kind in _COMMON and v.replicated and v.groups is None
+                    if is_common and v.ipu in executable.ipus:
+                        weights[v.name] = digest(executable.whole(v.name))
+            except BaseException as error:  # all ranks raise it
+                failure = StepFailure(error)
+            number, hint = transport.share.rank, "write the same on all ranks"
+            of_columns = CommonValue(
+                "weights", number, lambda: weights, parts_among="column", may_differ=True, hint=hint
+            )
+            of_all = CommonValue("states", number, lambda: random, may_differ=True, hint=hint)
+            vote(transport, failure, [of_columns, of_all])
 
     def has_weights(self) -> bool:
         """Whether the program's weights are those of a step: not after an update that failed."""
