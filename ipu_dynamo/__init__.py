@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from ipu_dynamo.options.replica_groups import ReplicaGroups
     from ipu_dynamo.program import ClipGlobalNorm, ClipGradNorm, ClipGradValue
     from ipu_dynamo.program_history import programs
+    from ipu_dynamo.report.html_page import write_report
+    from ipu_dynamo.report.trace import write_trace
     from ipu_dynamo.saved.refusal import Reason, SavedProgramError
     from ipu_dynamo.saved.values import register_named_tuple
     from ipu_dynamo.torch_compile.backend_options import BackendOptions
@@ -112,6 +114,8 @@ __all__ = [
     "set_available_memory",
     "set_overlap_for_input",
     "set_overlap_for_output",
+    "write_report",
+    "write_trace",
 ]
 
 _NAMES_IN = {
@@ -145,6 +149,8 @@ _NAMES_IN = {
     "ipu_dynamo.options.replica_groups": ("ReplicaGroups",),
     "ipu_dynamo.program.ir.clipping": ("ClipGlobalNorm", "ClipGradNorm", "ClipGradValue"),
     "ipu_dynamo.program_history": ("programs",),
+    "ipu_dynamo.report.html_page": ("write_report",),
+    "ipu_dynamo.report.trace": ("write_trace",),
     "ipu_dynamo.saved.refusal": ("Reason", "SavedProgramError"),
     "ipu_dynamo.saved.values": ("register_named_tuple",),
     "ipu_dynamo.whole_step.checkpoints.checkpoint_files": ("latest_checkpoint",),

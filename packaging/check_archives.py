@@ -16,16 +16,17 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
 
 
-def expected_modules() -> dict[str, str]:
-    """Map each file that the wheel must hold to its place in the checkout."""
+def expected_files() -> dict[str, str]:
+    """Map each file that the wheel must hold to its place in the checkout: modules and data."""
     files = {}
     for package in SETUPTOOLS["packages"]:
         inside = package.replace(".", "/")
         folder = SETUPTOOLS["package-dir"].get(package, inside)
-        sources = [*sorted((ROOT / folder).glob("*.py")), ROOT / folder / "py.typed"]
-        for source in sources:
-            if source.exists():
-                files[f"{inside}/{source.name}"] = f"{folder}/{source.name}"
+        data = SETUPTOOLS["package-data"]
+        for pattern in ["*.py", *data["*"], *data.get(package, [])]:
+            for source in filter(Path.is_file, sorted((ROOT / folder).glob(pattern))):
+                name = source.relative_to(ROOT / folder).as_posix()
+                files[f"{inside}/{name}"] = f"{folder}/{name}"
     return files
 
 
@@ -38,7 +39,7 @@ def check_wheel(path: Path) -> None:
         entry_points.read_string(wheel.read(f"{info}/entry_points.txt").decode())
         metadata = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())
     modules = {name for name in names if not name.startswith(f"{info}/")}
-    compare(path.name, modules, set(expected_modules()))
+    compare(path.name, modules, set(expected_files()))
     groups = PROJECT["project"]["entry-points"] | {"console_scripts": PROJECT["project"]["scripts"]}
     for group, points in groups.items():
         found = dict(entry_points[group]) if group in entry_points else {}
@@ -70,8 +71,10 @@ def check_sdist(path: Path) -> None:
     links = [member.name for member in members if not member.isfile()]
     need(not links, f"{path.name}: holds links, which not every system can unpack: {links}")
     names = {member.name.partition("/")[2] for member in members}
-    sources = {name for name in names if name.endswith((".py", "py.typed"))}
-    compare(path.name, sources, set(expected_modules().values()))
+    expected = set(expected_files().values())
+    homes = {name.partition("/")[0] for name in expected}
+    sources = {n for n in names if n.endswith(".py") or n.partition("/")[0] in homes}
+    compare(path.name, sources, expected)
     for name in ("CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"):
         need(name in names, f"{path.name}: {name} is missing")
 
@@ -97,7 +100,7 @@ def main(folder: Path) -> None:
     check_sdist(sdist)
     check_version(version)
     check_horovod(horovod)
-    print(f"{wheel.name} and {sdist.name}: complete, {len(expected_modules())} files each")
+    print(f"{wheel.name} and {sdist.name}: complete, {len(expected_files())} files each")
 
 
 if __name__ == "__main__":

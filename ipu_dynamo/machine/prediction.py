@@ -13,6 +13,7 @@ from ipu_dynamo.machine.column_json import read_columns, write_columns
 from ipu_dynamo.machine.predicted_memory import IpuMemory, MemoryVerdict
 from ipu_dynamo.machine.predicted_operators import CallRow, MarkWord, OperatorBlock, OperatorRow
 from ipu_dynamo.machine.predicted_time import IpuCycles, TimelineSection
+from ipu_dynamo.machine.text import prediction_text
 
 VERSION = 1  # of the JSON form; raised when a field is added, renamed or removed
 
@@ -134,6 +135,9 @@ class Prediction:
     notes: tuple[str, ...]
     machine: tuple[Constant, ...]
     reproduce: Reproduce
+
+    def __str__(self) -> str:
+        return prediction_text(self)
 
     def to_json(self) -> bytes:
         """The prediction as JSON in ASCII; equal predictions give equal bytes."""

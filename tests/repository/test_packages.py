@@ -48,6 +48,18 @@ def test_no_module_lies_outside_a_package():
     assert not orphans
 
 
+def test_every_other_file_of_a_package_is_package_data():
+    data = SETUPTOOLS["package-data"]
+    listed = {
+        file
+        for package, folder in packages_in_folders().items()
+        for pattern in ("*.py", *data["*"], *data.get(package, ()))
+        for file in (ROOT / folder).glob(pattern)
+    }
+    files = {file for home in HOMES for file in (ROOT / home).rglob("*") if file.is_file()}
+    assert not {str(file) for file in files - listed if "__pycache__" not in file.parts}
+
+
 @pytest.mark.parametrize("home", HOMES)
 def test_every_home_is_marked_as_typed(home):
     assert (ROOT / home / "py.typed").exists()

@@ -1,0 +1,211 @@
+"""Write a prediction as a page of text: at most 40 lines of 100 ASCII characters."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ipu_dynamo.machine.predicted_memory import ByteEstimate
+    from ipu_dynamo.machine.predicted_operators import OperatorRow
+    from ipu_dynamo.machine.prediction import IpuPrediction, Prediction
+
+_WIDTH = 100  # characters of a line
+_BAR = 30  # characters of an IPU's bar: its limit
+_ALL_IPUS = 8  # of more, only the fullest and the slowest have a line
+_NAMED = 3  # of each
+_ROWS, _TENSORS, _UNKNOWN = 10, 5, 2
+_OPERATOR, _TENSOR = 34, 30  # characters of names
+
+
+def prediction_text(prediction: "Prediction") -> str:
+    """The prediction for a terminal: verdict, IPUs, costliest operators, largest tensors, marks."""
+    lines = [
+        headline(prediction),
+        *_figures(prediction),
+        "",
+        *_ipu_lines(prediction),
+        "",
+        *_operator_lines(prediction),
+        *_tensor_lines(prediction),
+        "",
+        *_certainty(prediction),
+        f"command: {prediction.reproduce.command}",
+    ]
+    return "\n".join(_cut(_ascii(line), _WIDTH).rstrip() for line in lines)
+
+
+def headline(prediction: "Prediction") -> str:
+    """One sentence: the model, the system, the verdict, and the IPU that decides it."""
+    verdict = prediction.verdict
+    tile, limit = verdict.tile, nbytes(verdict.limit)
+    words = {
+        "fits": f"the fullest tile, on IPU {verdict.ipu}, needs at most {nbytes(tile.high)}",
+        "tight": f"a tile of IPU {verdict.ipu} needs {_interval(tile)}",
+        "does not fit": f"a tile of IPU {verdict.ipu} needs at least {nbytes(tile.low)}",
+    }
+    return (
+        f"{prediction.model} on {prediction.system}: {verdict.word}: "
+        f"{words[verdict.word]}, and has {limit}."
+    )
+
+
+def nbytes(count: float) -> str:
+    """Bytes in the largest unit that leaves a number of at least 1: `1.5 MiB`."""
+    if abs(count) < 1024:
+        return f"{round(count)} B"
+    units = ("KiB", "MiB", "GiB")
+    power = min((int(abs(count)).bit_length() - 1) // 10, len(units))
+    return f"{_digits(count / 1024**power)} {units[power - 1]}"
+
+
+def seconds(time: float) -> str:
+    """A time in s, ms or us with three digits."""
+    if time >= 1:
+        return f"{_digits(time)} s"
+    return f"{_digits(1e3 * time)} ms" if time >= 1e-3 else f"{_digits(1e6 * time)} us"
+
+
+def percent(share: float) -> str:
+    """A share as `12.3 %`."""
+    return f"{100 * share:.1f} %"
+
+
+def step_name(prediction: "Prediction") -> str:
+    """The word for the work whose time is `step_seconds`."""
+    return "step" if prediction.kind == "training" else "call"
+
+
+def items(prediction: "Prediction") -> str:
+    """Items in a second; without a host input there are none."""
+    rate = prediction.items_per_second
+    return "no host input" if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def sizes(prediction: "Prediction") -> str:
+    """Replicas, IPUs and micro-batches."""
+    rows = prediction.micro_batch_rows
+    return (
+        f"{_number(prediction.replicas, 'replica')} of {_number(prediction.num_ipus, 'IPU')}, "
+        f"{_number(prediction.micro_batches, 'micro-batch', 'micro-batches')}"
+        + (f" of {_number(rows, 'row')}" if rows else "")
+    )
+
+
+def precision(prediction: "Prediction") -> str:
+    """Machine dtypes of the parameters, and the kinds of products."""
+    dtypes = ", ".join(prediction.dtypes) or "no parameters"
+    kinds = ", ".join(prediction.partials)
+    return f"{dtypes}; products in {kinds}" if kinds else dtypes
+
+
+def _figures(prediction: "Prediction") -> Iterator[str]:
+    yield (
+        f"{step_name(prediction)} {seconds(prediction.step_seconds)}, "
+        f"items/s {items(prediction)}, idle {percent(prediction.idle)}, "
+        f"re-layout {percent(prediction.relayout)}, {prediction.cycles:,} cycles in a call"
+    )
+    yield f"{sizes(prediction)}; {precision(prediction)}"
+    yield prediction.limits
+
+
+def _ipu_lines(prediction: "Prediction") -> Iterator[str]:
+    """A line for each IPU, or for the fullest and the slowest of many."""
+    ipus = prediction.ipus
+    numbers = range(len(ipus))
+    yield f"{'':7}{'memory, low to high':24}{'|':>{_BAR + 1}} {'cycles in a step':>18}  most bytes"
+    shown = list(numbers)
+    if len(ipus) > _ALL_IPUS:
+        fullest = sorted(numbers, key=lambda i: -ipus[i].memory.total.central)[:_NAMED]
+        slowest = sorted(numbers, key=lambda i: -ipus[i].cycles.busy)[:_NAMED]
+        shown = sorted({*fullest, *slowest})
+    yield from (_ipu_line(i, ipus[i]) for i in shown)
+    if rest := [ipus[i] for i in numbers if i not in shown]:
+        bytes_, busy = [i.memory.total.central for i in rest], [i.cycles.busy for i in rest]
+        yield (
+            f"the other {len(rest)} IPUs: {nbytes(min(bytes_))} to {nbytes(max(bytes_))}, "
+            f"{min(busy):,} to {max(busy):,} cycles"
+        )
+
+
+def _ipu_line(number: int, ipu: "IpuPrediction") -> str:
+    memory = ipu.memory
+    filled = round(_BAR * memory.total.central / max(memory.limit, 1))
+    bar = "#" * min(filled, _BAR) + "." * (_BAR - filled) + ("+" if filled > _BAR else "|")
+    largest = max(memory.categories, key=lambda c: c.nbytes.central, default=None)
+    most = "" if largest is None else f"{largest.name} {nbytes(largest.nbytes.central)}"
+    interval = f"{nbytes(memory.total.low)} to {nbytes(memory.total.high)}"
+    return f"IPU {number:<3}{interval:24}{bar} {ipu.cycles.busy:>18,}  {most}"
+
+
+def costliest(prediction: "Prediction") -> list[tuple["OperatorRow", int]]:
+    """Rows with their cycles in a step on all IPUs, the most expensive first.
+
+    Rows that differ in cost alone are not joined: they run with other plans.
+    """
+    rows = [(row, row.cycles.total * runs_in_step(prediction, row)) for row in prediction.operators]
+    return sorted(rows, key=lambda pair: -pair[1])
+
+
+def runs_in_step(prediction: "Prediction", row: "OperatorRow") -> int:
+    """How often a row runs in a step, on all IPUs of a replica."""
+    return row.count * (1 if row.direction == "around" else prediction.micro_batches)
+
+
+def _operator_lines(prediction: "Prediction") -> Iterator[str]:
+    rows = costliest(prediction)
+    total = sum(cycles for _, cycles in rows) or 1
+    yield "share of operators' cycles, runs in a step, operator, line"
+    for row, cycles in rows[:_ROWS]:
+        name = row.operator + (" (backward)" if row.direction == "backward" else "")
+        runs = f"{runs_in_step(prediction, row):,}"
+        yield (
+            f"{percent(cycles / total):>8} {runs:>10}  {_cut(_ascii(name), _OPERATOR):{_OPERATOR}} "
+            f"{row.line}"
+        )
+
+
+def _tensor_lines(prediction: "Prediction") -> Iterator[str]:
+    if not prediction.ipus:
+        return
+    ipu = prediction.verdict.ipu
+    yield f"largest tensors at the peak of IPU {ipu}"
+    for tensor in prediction.ipus[ipu].memory.peak.tensors[:_TENSORS]:
+        name = _cut(_ascii(f"{tensor.name}: {tensor.type}"), _TENSOR)
+        yield (
+            f"{nbytes(tensor.nbytes):>10}  {name:{_TENSOR}} {tensor.category}; "
+            f"{tensor.line or tensor.maker}"
+        )
+
+
+def _certainty(prediction: "Prediction") -> Iterator[str]:
+    words = {"F": "read in a source", "D": "derived", "fitted": "fitted", "M": "recalled"}
+    shares = [f"{percent(mark.share)} {words[mark.mark]}" for mark in prediction.marks]
+    yield f"cycles rest on constants that are: {', '.join(shares) or 'none'}"
+    if unknown := prediction.unknown:
+        named = ", ".join(f"{u.operator} {percent(u.share)}" for u in unknown[:_UNKNOWN])
+        more = f" and {len(unknown) - _UNKNOWN} more" if len(unknown) > _UNKNOWN else ""
+        share = percent(sum(u.share for u in unknown))
+        yield f"without a formula: {share} of the cycles: {named}{more}"
+    else:
+        yield "every operator has a formula"
+
+
+def _interval(estimate: "ByteEstimate") -> str:
+    return f"{nbytes(estimate.low)} to {nbytes(estimate.high)}"
+
+
+def _digits(number: float) -> str:
+    places = 0 if number >= 100 else 1 if number >= 10 else 2
+    return f"{number:.{places}f}"
+
+
+def _number(count: int, one: str, several: str = "") -> str:
+    return f"{count:,} {one if count == 1 else several or f'{one}s'}"
+
+
+def _ascii(text: str) -> str:
+    """The text in printable ASCII: names are data."""
+    return "".join(c if " " <= c <= "~" else "?" for c in text)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 3]}..."

@@ -1,0 +1,62 @@
+"""Show where the cycles of each IPU go, and the timeline of a step."""
+
+from typing import get_args
+
+from ipu_dynamo.machine.predicted_time import TimelineSection, Work
+from ipu_dynamo.machine.prediction import Prediction
+from ipu_dynamo.report.views.compact import Column, Json, Strings, pack_columns, table
+
+_WORKS: tuple[Work, ...] = get_args(Work)
+_OPERATORS = ("compute", "exchange", "relayout", "reduction", "overhead")
+_OTHERS = ("copies", "host_io", "off_chip", "replicas", "update", "host", "idle")
+_LABELS = {
+    "relayout": "Re-layout",
+    "host_io": "Host IO",
+    "off_chip": "Off chip",
+    "host": "Host's update",
+}
+
+
+def cycle_table(prediction: Prediction, strings: Strings) -> dict[str, Json]:
+    """The cycles of each IPU in a step, by kind of work. A row's figures sum up to the step."""
+    names = [*_OPERATORS, *_OTHERS, "total"]
+    columns: list[Column] = [("ipu", "IPU", "text")]
+    columns += [(name, _LABELS.get(name, name.capitalize()), "cycles") for name in names]
+    rows = [
+        [
+            f"IPU {i}",
+            *(getattr(ipu.cycles.operators, name) for name in _OPERATORS),
+            *(getattr(ipu.cycles, name) for name in _OTHERS),
+            ipu.cycles.total,
+        ]
+        for i, ipu in enumerate(prediction.ipus)
+    ]
+    return table(strings, "Cycles of each IPU", columns, rows)
+
+
+def timeline_view(prediction: Prediction, strings: Strings) -> dict[str, Json]:
+    """The sections of a step with their spans."""
+    return {
+        "works": list(_WORKS),
+        "sections": [_section(section, strings) for section in prediction.timeline],
+    }
+
+
+def _section(section: TimelineSection, strings: Strings) -> dict[str, Json]:
+    spans = section.spans
+    return {
+        "name": section.name,
+        "count": section.count,
+        "cycles": section.cycles,
+        "spans": pack_columns(
+            {
+                "track": [span.track for span in spans],
+                "start": [span.start for span in spans],
+                "cycles": [span.cycles for span in spans],
+                "work": [_WORKS.index(span.work) for span in spans],
+                "name": [strings(span.name) for span in spans],
+                "call": [span.call for span in spans],
+                "micro_batch": [span.micro_batch for span in spans],
+            }
+        ),
+    }

@@ -1,0 +1,85 @@
+"""Open reports in headless Chromium, through playwright; skip tests where there is none."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HINT = (
+    "no Chromium: install Debian's chromium-headless-shell, or let IPU_DYNAMO_CHROMIUM name a file"
+)
+_NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+
+
+def chromium() -> str:
+    """The file of a Chromium; without one, the test is skipped."""
+    named = os.environ.get("IPU_DYNAMO_CHROMIUM")
+    found = named or next(filter(None, map(shutil.which, _NAMES)), None)
+    if found is None or not Path(found).exists():
+        pytest.skip(HINT if named is None else f"IPU_DYNAMO_CHROMIUM names no file: {named}")
+    return found
+
+
+class Tab:
+    """A report in a browser. Messages, errors and requests of the page are kept.
+
+    Args:
+        page: of playwright.
+    """
+
+    def __init__(self, page) -> None:
+        self.page = page
+        self.messages: list[str] = []
+        self.requests: list[str] = []
+        page.on("console", lambda message: self.messages.append(message.text))
+        page.on("pageerror", lambda error: self.messages.append(str(error)))
+        page.on("request", lambda request: self.requests.append(request.url))
+
+    def open(self, file: Path, fragment: str = "") -> None:
+        """Open a report; the page is drawn afterwards."""
+        self.page.goto("about:blank")
+        self.requests.clear()
+        self.page.goto(f"file://{file}{fragment}")
+
+    def rows(self, table: str, which: str = ":not(.spacer)") -> list[list[str]]:
+        """The cells of the rows of a table that are in the page."""
+        return self.page.locator(f"#{table}-rows tbody tr{which}").evaluate_all(
+            "rows => rows.map(row => [...row.cells].map(cell => cell.innerText))"
+        )
+
+    def chosen(self, table: str) -> list[list[str]]:
+        """The cells of the rows that are selected."""
+        return self.rows(table, "[aria-selected=true]")
+
+    def text(self, selector: str) -> str:
+        """The text of an element."""
+        return self.page.locator(selector).inner_text()
+
+    def selection(self) -> dict[str, str]:
+        """The selection in the URL."""
+        fragment = self.page.evaluate("location.hash.slice(1)")
+        return dict(pair.split("=", 1) for pair in fragment.split("&") if pair)
+
+
+def playwrights() -> Iterator[Any]:
+    """Playwright; without it, or without a Chromium, the test is skipped."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium()
+    with sync_api.sync_playwright() as playwright:
+        yield playwright
+
+
+def tabs(playwright: Any, **options: Any) -> Iterator[Tab]:
+    """A tab of a new browser.
+
+    Args:
+        options: of the browser's launch, such as `env`.
+    """
+    browser = playwright.chromium.launch(executable_path=chromium(), **options)
+    try:
+        yield Tab(browser.new_page(viewport={"width": 1200, "height": 800}))
+    finally:
+        browser.close()
