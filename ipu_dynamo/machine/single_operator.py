@@ -75,9 +75,13 @@ def one_operator(
     arguments = tuple(map(argument, types))
     check_arguments(target, arguments, keywords)
     node = graph.call_function(target, arguments, dict(keywords))
-    with mode:
-        values = map_arg(arguments, lambda n: n.meta["val"])
-        node.meta["val"] = made = target(*values, **keywords)
+    values = map_arg(arguments, lambda n: n.meta["val"])
+    try:
+        with mode:
+            node.meta["val"] = made = target(*values, **keywords)
+    except (RuntimeError, TypeError, IndexError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{name} does not take {list(types)}: {reason}") from error
     if isinstance(made, Tensor):
         graph.output((node,))
     else:

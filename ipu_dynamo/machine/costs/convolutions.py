@@ -119,10 +119,10 @@ def _slic(geometry: _Geometry, kind: ProductKind, nbytes: int, resources: Resour
     of_tile = ceil(geometry.batch * prod(heights) * channels / 4 / tiles)
     rows, outputs = ceil(of_tile / ipu.workers), max(width, 5)
     stride = geometry.stride[-1]
-    in_float = kind.partial_bytes == 4
+    float_partials = kind.partial_bytes == 4
     passes = 1 if kind.units == 16 else 2
-    row = outputs - 5 - in_float if stride == 1 else stride * (outputs - 3)
-    worker = 17 + rows * (10 + 3 * in_float + passes * (15 + row))
+    row = outputs - 5 - float_partials if stride == 1 else stride * (outputs - 3)
+    worker = 17 + rows * (10 + 3 * float_partials + passes * (15 + row))
     start = _SLIC_STARTS.get(geometry.inputs, _SLIC_STARTS[4])
     # the unit reads four channels of a group at once
     kernels = prod(geometry.kernel[:-1])
