@@ -24,6 +24,7 @@ from ipu_dynamo.program.ir.types import TensorType, byte_text
 from ipu_dynamo.program.ir.values import Variable
 from ipu_dynamo.program.local_program import check_streams, local_program, message_type
 from ipu_dynamo.program.replica_tree import GATHERED_BYTES, subtrees
+from ipu_dynamo.program.schedule.dependencies import changed_by_replicas
 from ipu_dynamo.program.schedule.planning import schedule_of
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import exchanges_of_passes
@@ -188,6 +189,13 @@ class RankPlan:
                 found.append(SumExchange(instruction, nbytes, sent, received))
         return found
 
+    def of_first_replica(self, column: int) -> int:
+        """The bytes that the first rank of a column sends each other one at the end of a step:
+        values that the model has of replica 0 alone, as running statistics."""
+        program = self.locals[column]
+        names = changed_by_replicas(program) if self.share.rows > 1 else ()
+        return sum(_padded(v.type.nbytes) for v in program.variables if v.name in names)
+
     def results(self, column: int) -> dict[str, int]:
         """The results that the ranks of a column give the others of their row, once a call.
 
@@ -218,7 +226,8 @@ class RankPlan:
     def votes(self) -> int:
         """How often the ranks vote in a step: in training, and if they send each other values."""
         trains, share = self.program.kind == "training", self.share
-        return int(share.ranks > 1 and (trains or share.columns > 1 or self._collectives))
+        exchanges = share.columns > 1 or self._collectives or changed_by_replicas(self.program)
+        return int(share.ranks > 1 and (trains or bool(exchanges)))
 
     @property
     def _collectives(self) -> bool:
@@ -297,6 +306,8 @@ class RankPlan:
                 f"    {name} of {values}: sends {_bytes({e.sent for e in of_rows})}, receives "
                 f"{_bytes({e.received for e in of_rows})}"
             )
+        if nbytes := self.of_first_replica(column):
+            yield f"    row 0 sends buffers of replica 0 to all others: {byte_text(nbytes)}"
 
 
 def exchanged_bytes(
@@ -314,7 +325,7 @@ def exchanged_bytes(
     for dtype in dict.fromkeys(type.dtype for type in types):
         own = [type for type in types if type.dtype == dtype]
         if sum(type.nbytes for type in own) <= GATHERED_BYTES:
-            small += sum(-(-type.nbytes // _CELL) * _CELL for type in own)
+            small += sum(_padded(type.nbytes) for type in own)
             continue
         elements = sum(type.nbytes for type in own) // dtype.itemsize
         part = -(-elements // len(counts)) * dtype.itemsize
@@ -322,6 +333,10 @@ def exchanged_bytes(
         received += (sum(counts) - counts[row] + others) * part
     gathered = others * max(counts) * small
     return sent + gathered, received + gathered
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // _CELL) * _CELL
 
 
 def _count(number: int, one: str, several: str | None = None) -> str:

@@ -22,6 +22,7 @@ from ipu_dynamo.passes.program.emit_traced import WithoutGradient
 from ipu_dynamo.program import HostProgram, Program
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program.ir.collectives import Collective
+from ipu_dynamo.program.schedule.dependencies import changed_by_replicas
 from ipu_dynamo.program.share import Share
 from ipu_dynamo.program_history import remember
 from ipu_dynamo.progress import compilation
@@ -98,8 +99,10 @@ class _Lowered(NamedTuple):
 
     @property
     def exchanges(self) -> bool:
-        """Whether replicas exchange values within a micro-batch."""
-        return any(isinstance(i, Collective) for i in self.compiled.program.walk())
+        """Whether replicas exchange values within a micro-batch, or buffers after a call."""
+        program = self.compiled.program
+        collectives = any(isinstance(i, Collective) for i in program.walk())
+        return collectives or bool(changed_by_replicas(program))
 
     @property
     def decided(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from ipu_dynamo.program import Collective, HostProgram, Program, Send, TensorTyp
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.ir.verify.program import verify
+from ipu_dynamo.program.schedule.dependencies import changed_by_replicas
 from ipu_dynamo.program.schedule.planning import schedule_of, side_by_side
 from ipu_dynamo.program.schedule.registers import number_registers
 from ipu_dynamo.program.schedule.schedule import Schedule
@@ -271,8 +272,9 @@ class Executable:
         share = self._host.share
         if share is None:
             return False
-        trains = self.program.kind == "training"
-        return trains or share.columns > 1 or self._exchanges_in_loop
+        if self.program.kind == "training" or share.columns > 1 or self._exchanges_in_loop:
+            return True
+        return bool(changed_by_replicas(self._host.inlined))
 
     @property
     def ipus(self) -> range:

@@ -12,7 +12,7 @@ from ipu_dynamo.program import HostProgram, Program, Update, UpdateFactors
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.recipe import FunctionRecipe
-from ipu_dynamo.program.schedule.dependencies import changed_variables
+from ipu_dynamo.program.schedule.dependencies import changed_by_replicas, changed_variables
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import instructions_of_passes, stage_passes
@@ -131,6 +131,10 @@ class LoopedStep:
         self._runs = UpdateRuns(engine, host.threads, update_recipe)
         cut, self._rounding = sections(program), HalfRounder()
         self._storage, self._streams = storage, streams
+        # of which the model has the values of replica 0, which another rank may run
+        self._of_first: tuple[str, ...] = ()
+        if streams is not None and streams.transport.share.rows > 1:
+            self._of_first = changed_by_replicas(program)
         self._trains = program.kind == "training"
         updates = [i for i in program.walk() if isinstance(i, Update)]
         self._rounds_at_random = any(update.rounding == "stochastic" for update in updates)
@@ -150,14 +154,15 @@ class LoopedStep:
             known[0].end.lasting,
             guard=guard_updates,
             reload=self._reload_states,
+            copies=[storage.stored_tensor(name) for name in self._of_first],
         )
         self.commit, self._guards = Commit(storage, rollback), guard_updates
         self.ranks: RankCall | None = None
         if streams is not None:
-            kinds = ("parameter", "state", "loss_scale")
-            common = [v for v in program.variables if v.kind in kinds and v.groups is None]
-            names = [v.name for v in common]
-            weights = WeightsInCommon({name: storage.stored_tensor(name) for name in names})
+            kinds = ("parameter", "buffer", "state", "loss_scale")
+            common = [v.name for v in program.variables if v.kind in kinds and v.groups is None]
+            stored = {name: storage.stored_tensor(name) for name in common}
+            weights = WeightsInCommon(stored, rollback.before)
             self.ranks = RankCall(streams, row, weights, (self._begin, known[0].end))
         self._loop = MicroBatchLoop(
             program,
@@ -211,6 +216,10 @@ class LoopedStep:
             lambda gradients: self.host(gradients),
             self._streams,
         )
+        if self._of_first:
+            values = [tensors[name][0] for name in self._of_first]
+            copies = [self._storage.stored_tensor(name) for name in self._of_first]
+            end.copy_first_replica(values, copies)
         return Variant(host, end, made.compute if made is not None else None)
 
     def _factors(

@@ -38,6 +38,7 @@ from ipu_dynamo.program.share import OwnReplicas
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.tasks.rank_streams import RankStreams
 from ipu_dynamo.runtime.execute.update_steps import ParametersUpdate, RunUpdate, UpdateSteps
+from ipu_dynamo.runtime.ranks.first_replica import FirstReplica
 from ipu_dynamo.runtime.ranks.replica_sums import ReplicaSums
 from ipu_dynamo.runtime.update.adjust_loss_scale import LossScaleAdjustment
 from ipu_dynamo.runtime.update.clip_gradients import GradientNorms, clip_divisor, clip_values
@@ -103,7 +104,7 @@ class StepEnd:
         self.copies: dict[str, Sequence[Tensor]] = {}
         self._ranks, self.streams = streams, list[SendToRank | ReceiveFromRank]()
         self._used = {n for i in instructions for n in (*i.read_names, *i.written_names)}
-        self._exchanges: list[ReplicaSums] = []
+        self._exchanges: list[ReplicaSums | FirstReplica] = []
         self._exchanged = 0  # in this step
         self._origins: dict[str, str] = {}  # result of a copy -> its source
         self._updates: list[ParametersUpdate] = []
@@ -176,11 +177,24 @@ class StepEnd:
         while self._exchanged < len(self._exchanges):
             self._exchange(self._exchanges[self._exchanged], writes=False)
 
-    def _exchange(self, sums: ReplicaSums, *, writes: bool = True) -> None:
+    def _exchange(self, values: ReplicaSums | FirstReplica, *, writes: bool = True) -> None:
         assert self._ranks is not None
-        with self._ranks.unbroken("a rank was interrupted twice while replicas were summed"):
+        with self._ranks.unbroken("a rank was interrupted twice in an exchange of its column"):
             self._exchanged += 1
-            sums.exchange(writes=writes)
+            values.exchange(writes=writes)
+
+    def copy_first_replica(self, values: Sequence[Tensor], copies: Sequence[Tensor]) -> None:
+        """Write values of the program's first replica on ranks that do not run it, too.
+
+        Args:
+            values: those of this rank's own first replica.
+            copies: tensors for those of the program's first replica.
+        """
+        assert self._ranks is not None
+        first = FirstReplica(self._ranks.transport, values, copies)
+        self._exchanges.append(first)
+        self._prepare.append(lambda _: self._exchange(first))
+        self._write.append(first.write)
 
     def write(self) -> None:
         """Write the lasting variables, once prepared, and set accumulators to zero."""

@@ -37,7 +37,10 @@ def value_of_first(transport: Transport, value: Any, among: Among = "mesh") -> A
 
 
 def broadcast_tensors(transport: Transport, tensors: Sequence[Tensor]) -> None:
-    """Overwrite tensors with those of the mesh's first rank, which have equal types and shapes."""
+    """Overwrite tensors with those of the mesh's first rank, which have equal types and shapes.
+
+    A tensor that has the same bits already is not written.
+    """
     waiting: list[Tensor] = []
     for place, tensor in enumerate(tensors):
         waiting.append(tensor.detach())
@@ -54,7 +57,8 @@ def _broadcast(transport: Transport, tensors: Sequence[Tensor]) -> None:
         return
     parts = message.split([values.nbytes for values in flat])
     for tensor, values, part in zip(tensors, flat, parts, strict=True):
-        tensor.copy_(part.clone().view(values.dtype).view(tensor.shape))
+        if not torch.equal(part, values.view(torch.uint8)):
+            tensor.copy_(part.clone().view(values.dtype).view(tensor.shape))
 
 
 def error_of(error: BaseException) -> dict[str, str]:

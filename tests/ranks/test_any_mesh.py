@@ -101,9 +101,7 @@ class Case:
         if self.training:
             program.read_optimizer_state()
             tensors |= {f"state {i}": s for i, s in enumerate(optimizer.state.values())}
-        left = {"program": program, "returned": returned, "given": given, "tensors": tensors}
-        buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
-        return {**left, "buffers": buffers}
+        return {"program": program, "returned": returned, "given": given, "tensors": tensors}
 
     def own(self, tensor: torch.Tensor, share: Share) -> torch.Tensor:
         return ranks.rows_of_share(tensor, self.options, share, training=self.training)
@@ -178,7 +176,8 @@ def check(case: Case) -> None:
     for share, rank in zip(shares, own, strict=True):
         replicas = share.replicas(case.options.replicas)
         check_arguments(case, share, rank["given"], whole["given"])
-        check_model(rank["tensors"], whole["tensors"], rank["buffers"] if share.row else set())
+        for name, tensor in whole["tensors"].items():
+            assert_same_bits(rank["tensors"][name], tensor, name)
         for ours, theirs in zip(rank["returned"], whole["returned"], strict=True):
             check_results(ours, theirs, streams, executable.batching, replicas, share)
         check_variables(rank["program"].executable, executable, replicas, share)
@@ -189,12 +188,6 @@ def check_arguments(case, share, ours, theirs):
     theirs = pytree.tree_map_only(torch.Tensor, lambda x: case.own(x, share), theirs)
     for one, other in zip(pytree.tree_leaves(ours), pytree.tree_leaves(theirs), strict=True):
         assert_same_bits(one, other, f"argument on {share}")
-
-
-def check_model(ours, theirs, left_out):
-    """All weights and states of the model, and the buffers of the first replica."""
-    for name in theirs.keys() - left_out:
-        assert_same_bits(ours[name], theirs[name], name)
 
 
 def check_results(ours, theirs, streams, batching, replicas, share):

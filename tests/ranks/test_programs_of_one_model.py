@@ -33,7 +33,7 @@ class Chain(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.first, self.second = (nn.Sequential(nn.Linear(4, 4)) for _ in range(2))
 
     def forward(self, x):
         with Block("first", ipu_id=0):
@@ -43,14 +43,23 @@ class Chain(nn.Module):
             return y, identity_loss(y.square(), "mean")
 
 
+class Normed(Chain):
+    """A chain with a batch norm on each IPU, whose statistics each replica has for itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.first.append(nn.BatchNorm1d(4))
+        self.second.insert(0, nn.BatchNorm1d(4))
+
+
 class Rank:
     """A rank that trains; without a transport it is the only process."""
 
-    def __init__(self, transport, options=OPTIONS):
+    def __init__(self, transport, options=OPTIONS, make=Chain):
         self.share, self.options = transport and transport.share, options
         with MAKING:
             torch.manual_seed(0)
-            self.model = Chain()
+            self.model = make()
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
         self.step = compile_training(self.model, self.optimizer, options)
 
@@ -68,8 +77,11 @@ class Rank:
             self.step(self.rows(call, self.options, training=True))
 
     def weights(self):
+        return [tensor.clone() for name, tensor in self.weights_and_buffers()]
+
+    def weights_and_buffers(self):
         self.step.read_weights()
-        return [p.detach().clone() for p in self.model.parameters()]
+        return [*self.model.state_dict().items()]
 
 
 @pytest.fixture(autouse=True)
@@ -101,13 +113,47 @@ def test_inference_compiled_in_mid_training_takes_the_newest_weights(mesh):
         assert torch.equal(y, own.flatten(0, 2))
 
 
+@pytest.mark.parametrize("mesh", [*MESHES, (2, 1)])
+@pytest.mark.parametrize("modes", ["evaluated", "trained"])  # inference changes statistics, too
+def test_statistics_of_batch_norms_are_those_of_one_process(mesh, modes):
+    def run(transport):
+        rank = Rank(transport, make=Normed)
+        rank.train(range(2))
+        rank.model.train(modes == "trained")
+        infer, results = compile_inference(rank.model, INFERENCE), []
+        for call in (5, 6):
+            rank.model.train(modes == "trained")
+            results.append(infer(rank.rows(call, INFERENCE, training=False))[0])
+            rank.model.train()
+            rank.train([call])
+        weights = {name: t.clone() for name, t in rank.weights_and_buffers()}
+        replicas = range(2) if rank.share is None else rank.share.replicas(2)
+        own = {
+            (v.name, replica): step.executable.tensor(v.name, place).clone()
+            for step in (rank.step, infer)
+            for v in step.executable.host_program.runs.variables
+            if v.kind == "buffer"
+            for place, replica in enumerate(replicas)
+        }
+        return results, weights, own
+
+    whole, weights, statistics = run(None)
+    for rank, (results, found, own) in enumerate(run_ranks(*mesh, run)):
+        for ours, theirs in zip(results, whole, strict=True):
+            expected = theirs.unflatten(0, (2, 2, 2)).chunk(mesh[0], 1)[rank // mesh[1]]
+            assert torch.equal(ours, expected.flatten(0, 2))
+        assert all(torch.equal(found[name], weights[name]) for name in weights)
+        assert own
+        assert all(torch.equal(value, statistics[key]) for key, value in own.items())
+
+
 def test_weights_that_rank_0_has_loaded_count_more_than_trained_ones():
     def run(transport):
         rank = Rank(transport)
         rank.train(range(2))
         if transport is None or transport.share.rank == 0:
             rank.model.load_state_dict({n: t + 1 for n, t in Chain().state_dict().items()})
-            loaded.extend(p.detach().clone() for p in rank.model.parameters())
+            loaded.extend(t.clone() for t in rank.model.state_dict().values())
         compile_inference(rank.model, INFERENCE).compile(rank.rows(5, INFERENCE, training=False))
         return rank.weights()
 
@@ -123,7 +169,7 @@ def test_a_program_of_one_rank_refuses_weights_that_another_one_trains():
         for call in range(2):  # the first compiles, the second does not
             rank.train([call])
             if first:
-                with pytest.raises(InputError, match=r"second.weight and 1 more .* newer on anoth"):
+                with pytest.raises(InputError, match=r"second.0.weight and 1 more .* newer on"):
                     alone(x)
             rank.weights()
             if first:

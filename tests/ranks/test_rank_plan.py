@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch import optim
+from torch import nn, optim
 
 from ipu_dynamo import (
     Block,
@@ -170,9 +170,18 @@ class Exchanging(Pipeline):
             return identity_loss(x.square(), "mean")
 
 
+class Normed(Pipeline):
+    """Replicas have running statistics of their own on both IPUs."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(each, nn.BatchNorm1d(4)) for each in self.layers)
+
+
 @pytest.mark.parametrize(
     ("model", "rows", "columns", "replicas", "rank"),
     [
+        *((Normed, 3, 2, 6, rank) for rank in (0, 5)),
         *((partial(Pipeline, 4), 256, 4, 256, rank) for rank in (0, 1, 511, 1023)),
         *((Exchanging, 4, 2, 8, rank) for rank in (0, 5)),
     ],
@@ -194,7 +203,7 @@ def test_a_step_makes_the_calls_of_the_plan(model, rows, columns, replicas, rank
         options = Options(**OPTIONS, replicas=replicas, mesh=mesh(rows, columns))
         model = model()
         step = compile_training(model, sgd(model.parameters()), options)
-        x = torch.ones(8 * replicas // rows, 4)
+        x = torch.ones(16 * replicas // rows, 4)
         step.compile(x)
         for name in ("send", "receive", "gather", "exchange", "maximum", "broadcast"):
             count(name)
@@ -213,7 +222,8 @@ def test_a_step_makes_the_calls_of_the_plan(model, rows, columns, replicas, rank
     assert bool(collective) == (type(model) is Exchanging)
     assert made["gather"] == len(plan.exchanges(rank))
     assert made["maximum"] == 2 * plan.votes  # along the row and along the column
-    assert not made["exchange"] + made["broadcast"]
+    assert made["broadcast"] == bool(plan.of_first_replica(column)) == (type(model) is Normed)
+    assert not made["exchange"]
 
 
 def test_all_that_collectives_send_is_received():
@@ -224,6 +234,17 @@ def test_all_that_collectives_send_is_received():
     moved = [each for rank in range(8) for each in plan.collectives(rank)]
     assert sum(sent for _, _, sent, _ in moved) == sum(received for *_, received in moved) > 0
     assert "all_gather of %" in str(plan)
+
+
+def test_buffers_of_replica_0_are_sent_to_all_rows():
+    model = Normed()
+    step = compile_training(model, sgd(model.parameters()), OPTIONS | {"replicas": 2})
+    step.compile(torch.ones(32, 4))
+    nbytes = 16 + 16 + 16  # mean and variance, and the number of batches in its own 16
+    assert f"row 0 sends buffers of replica 0 to all others: {nbytes} B" in str(
+        RankPlan(Program.parse(step.program.text()), 2, 2)
+    )
+    assert RankPlan(step.program, 1, 2).of_first_replica(0) == 0
 
 
 @pytest.mark.parametrize(

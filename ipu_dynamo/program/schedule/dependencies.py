@@ -50,6 +50,13 @@ def changed_variables(program: Program) -> frozenset[str]:
     return frozenset(name for i in sections(program).loop for name in _changed(i, written))
 
 
+def changed_by_replicas(program: Program) -> tuple[str, ...]:
+    """The variables that micro-batches write, and of which each replica has its own value."""
+    changed = changed_variables(program)
+    own = (v for v in program.variables if not v.replicated and v.kind != "accumulator")
+    return tuple(variable.name for variable in own if variable.name in changed)
+
+
 def changing_passes(program: Program) -> frozenset[int]:
     """The passes that write variables."""
     passes = instructions_of_passes(sections(program).loop)

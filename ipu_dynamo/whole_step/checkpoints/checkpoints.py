@@ -333,10 +333,10 @@ class _Checkpoint:
             InputError: states or updates are others; nothing is written.
         """
         self._check_rules(_rules(groups))
-        values: dict[str, Tensor | Sequence[Tensor]] = {**weights}
-        values |= self._states(program, executable, settled)
-        values |= self._of_replicas(program, executable)
+        values = {**weights, **self._states(program, executable, settled)}
+        of_replicas = self._of_replicas(program, executable)
         executable.write(values)
+        executable.write(of_replicas)  # after those of replica 0, which all replicas get
         executable.set_random_state(*self.head.random_state)
 
     def _states(

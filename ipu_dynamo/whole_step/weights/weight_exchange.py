@@ -116,8 +116,8 @@ class WeightExchange(CompiledState):
         """Compare weights, states and random numbers over the ranks that have the same.
 
         All ranks of a mesh call this together. Calls compare them only after somebody wrote some,
-        and do not notice writes to `weight.data`. Without a mesh it does nothing. Buffers and
-        weights that each replica, or each group of replicas, has for itself are left out.
+        and do not notice writes to `weight.data`. Without a mesh it does nothing. Buffers are those
+        of replica 0. Weights that each group of replicas has for itself are left out.
 
         Raises:
             RanksDiffer: a tensor, or the random state, differs. It has the digests of all ranks.
@@ -133,7 +133,7 @@ class WeightExchange(CompiledState):
                 if executable.calls_of_ranks:  # else they may make different numbers of calls
                     random["random states (seed, step)"] = str((executable.seed, executable.step))
                 for v in compiled.program.variables:
-                    is_common = v.kind in _COMMON and v.replicated and v.groups is None
+                    is_common = v.kind in _COMMON and v.groups is None
                     if is_common and v.ipu in executable.ipus:
                         weights[v.name] = digest(executable.whole(v.name))
             except BaseException as error:  # all ranks raise it

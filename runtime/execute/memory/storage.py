@@ -20,8 +20,10 @@ class Storage:
 
     A variable has a stored tensor, the one that it was given. On each replica it has a separate
     tensor or a part of that. Replicated variables are shared by the replicas of all groups, or of
-    theirs; the others are copied for each. Within a call of a fused step the newest values are
-    elsewhere: `Commit.current` finds them, and `Commit.settle` writes them to stored tensors.
+    theirs; the others are copied for each. The program's first replica has the stored tensor
+    itself. If another process runs that replica, the stored tensor is a copy of its value. Within a
+    call of a fused step the newest values are elsewhere: `Commit.current` finds them, and
+    `Commit.settle` writes them to stored tensors.
 
     Args:
         program: with the variables that are here.
@@ -51,6 +53,8 @@ class Storage:
             for variable in program.variables
             if not variable.replicated and variable.kind != "accumulator"
         ]
+        runs_first = replicas.own.start == 0  # the program's first replica, which is never a copy
+        self._copies = replicas.places[int(runs_first) :]
         self.frames = [self._frame(replica) for replica in replicas.places]
         # An entry is set, read and deleted in one operation of the interpreter: without a lock.
         self.waiting: dict[str, Tensor | Sequence[Tensor]] = {}
@@ -64,8 +68,10 @@ class Storage:
             tensor = self._stored_tensors[variable.name]
             if variable.groups is not None:
                 tensor = tensor[self._replicas.groups_of(variable.groups)[replica]]
-            elif not (replica == 0 or variable.replicated):
-                tensor = tensor.clone()
+            elif not variable.replicated:
+                places = self._replicas.places[1:]
+                if replica in (places if variable.kind == "accumulator" else self._copies):
+                    tensor = tensor.clone()
             frame[self.registers[variable.name]] = tensor
         return frame
 
@@ -126,13 +132,13 @@ class Storage:
             with torch.no_grad():
                 for name, value in values.items():
                     done.append(name)
-                    first, *others = [value] if isinstance(value, Tensor) else value
-                    if not self.is_stored(name, first):
-                        self._stored_tensors[name].copy_(first)
-                    if name in self._unshared:
-                        for replica in self._replicas.places[1:]:
-                            own = others[replica - 1] if others else self.tensor(name)
+                    if not isinstance(value, Tensor):
+                        for replica, own in enumerate(value):
                             self.tensor(name, replica).copy_(own)
+                        continue
+                    if not self.is_stored(name, value):
+                        self._stored_tensors[name].copy_(value)
+                    self._spread([name])
         finally:
             if between_calls:
                 self.keep_writes()
@@ -161,11 +167,16 @@ class Storage:
                 self.waiting[name] = [own.clone() for own in value]
 
     def spread_changes(self) -> None:
-        """Copy the user's writes into the first replica since `keep_writes` to all replicas."""
+        """Copy the user's writes into stored tensors since `keep_writes` to all replicas."""
         if self._unshared and self._own_versions() != self._versions:
-            for name in self._unshared:
-                for replica in self._replicas.places[1:]:
-                    self.tensor(name, replica).copy_(self.tensor(name))
+            self._spread(self._unshared)
+
+    def _spread(self, names: Iterable[str]) -> None:
+        """Give all replicas the values of stored tensors."""
+        for name in names:
+            if name in self._unshared:
+                for replica in self._copies:
+                    self.tensor(name, replica).copy_(self._stored_tensors[name])
 
     def expect_writes(self) -> None:
         """Say that from now on replicas write their own tensors."""
@@ -177,5 +188,5 @@ class Storage:
             self._versions = self._own_versions()
 
     def _own_versions(self) -> list[int]:
-        """How often the first replica's own tensors were written, as torch counts."""
-        return [self.tensor(name)._version for name in self._unshared]
+        """How often stored tensors were written, as torch counts, of which replicas have copies."""
+        return [self._stored_tensors[name]._version for name in self._unshared]

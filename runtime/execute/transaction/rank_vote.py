@@ -218,10 +218,13 @@ class WeightsInCommon:
 
     Args:
         tensors: of the variables that ranks of a column have in common, by name.
+        before: returns the value of such a tensor before the step.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors, self._is_written = tensors, False
+    def __init__(
+        self, tensors: Mapping[str, Tensor], before: Callable[[Tensor], Tensor] = lambda t: t
+    ) -> None:
+        self._tensors, self._before, self._is_written = tensors, before, False
         self._versions = self._now()
 
     def _now(self) -> list[int]:
@@ -242,11 +245,15 @@ class WeightsInCommon:
         return CommonValue(
             "weights",
             1 + rank if self._is_written else 0,
-            lambda: {name: f"{_digest(_bytes(t)):016x}" for name, t in self._tensors.items()},
+            self._digests,
             parts_among="column",
             may_differ=True,
             hint="write the same weights and optimizer states on all ranks",
         )
+
+    def _digests(self) -> dict[str, str]:
+        values = {name: self._before(tensor) for name, tensor in self._tensors.items()}
+        return {name: f"{_digest(_bytes(value)):016x}" for name, value in values.items()}
 
     def agreed(self) -> None:
         """Go on from tensors that are the same."""

@@ -56,6 +56,11 @@ class Rollback:
         if self._written:
             foreach_copy_(self._kept, self._written)
 
+    def before(self, tensor: Tensor) -> Tensor:
+        """The copy of a tensor that micro-batches write; of another one the tensor itself."""
+        pairs = zip(self._written, self._kept, strict=True)
+        return next((kept for written, kept in pairs if written is tensor), tensor)
+
     def guard(self) -> None:
         """Copy the memory that the commit writes, if commits are guarded."""
         if self._guarded:
@@ -136,10 +141,16 @@ def rollback_of(
     *,
     guard: bool,
     reload: Callable[[], None],
+    copies: Sequence[Tensor] = (),
 ) -> Rollback:
-    """Make the rollback of a program's steps; `tensor` finds a variable on a replica."""
+    """Make the rollback of a program's steps.
+
+    Args:
+        tensor: finds a variable on a replica.
+        copies: of variables that another rank's first replica writes.
+    """
     names = changed_variables(program)
-    written, sums = [], []
+    written, sums = [*copies], []
     for variable in program.variables:
         for replica in replicas.holders(variable):
             if variable.kind == "accumulator":
