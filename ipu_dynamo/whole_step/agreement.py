@@ -25,6 +25,7 @@ from ipu_dynamo.program import Program
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.rank_number import this_rank
 from ipu_dynamo.runtime.execute.tasks.rank_streams import agree_on_numbers
+from ipu_dynamo.runtime.execute.transaction.user_writes import written_together
 from ipu_dynamo.runtime.ranks.agreement import (
     broadcast_tensors,
     error_of,
@@ -208,6 +209,7 @@ def take_weights(transport: Transport, model: Model) -> None:
     if transport.share.columns > 1 and tensors:
         weights_elsewhere.bring(transport, tensors)
     broadcast_tensors(transport, tensors)
+    written_together(tensors)
 
 
 def complete_together(transport: Transport, error: BaseException | None) -> None:

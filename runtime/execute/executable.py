@@ -313,7 +313,9 @@ class Executable:
                     if name not in own:
                         tensors[name].copy_(value)
 
-        with ranks.transport.operation("row", "read", "a read of weights or states"):
+        assert self._looped is not None
+        assert self._looped.ranks is not None
+        with self._looped.ranks.reading():
             self._alone(read)
 
     def _settle_alone(self) -> None:

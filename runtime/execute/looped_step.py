@@ -29,9 +29,10 @@ from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import stages_of
 from ipu_dynamo.runtime.execute.tasks.rank_streams import RankStreams, RowValue
 from ipu_dynamo.runtime.execute.tasks.task_code import TaskWriter
 from ipu_dynamo.runtime.execute.transaction.commit import Commit
-from ipu_dynamo.runtime.execute.transaction.rank_vote import RankCall, WeightsInCommon
+from ipu_dynamo.runtime.execute.transaction.rank_vote import RankCall
 from ipu_dynamo.runtime.execute.transaction.rollback import rollback_of
 from ipu_dynamo.runtime.execute.transaction.update_runs import UpdateRecipe, UpdateRuns
+from ipu_dynamo.runtime.execute.transaction.user_writes import WeightsInCommon
 from ipu_dynamo.runtime.update.host_update import HostStepper
 from ipu_dynamo.runtime.update.rounding import HalfRounder
 from ipu_dynamo.runtime.update.traced_update import Run, TracedFactors
@@ -159,10 +160,7 @@ class LoopedStep:
         self.commit, self._guards = Commit(storage, rollback), guard_updates
         self.ranks: RankCall | None = None
         if streams is not None:
-            kinds = ("parameter", "buffer", "state", "loss_scale")
-            common = [v.name for v in program.variables if v.kind in kinds and v.groups is None]
-            stored = {name: storage.stored_tensor(name) for name in common}
-            weights = WeightsInCommon(stored, rollback.before)
+            weights = self._weights_in_common(rollback.before)
             self.ranks = RankCall(streams, row, weights, (self._begin, known[0].end))
         self._loop = MicroBatchLoop(
             program,
@@ -177,6 +175,19 @@ class LoopedStep:
             deferred=host.deferred,
             streams=streams,
         )
+
+    def _weights_in_common(self, before: Callable[[Tensor], Tensor]) -> WeightsInCommon:
+        """What users may write on one rank, or on all of them."""
+        kinds = ("parameter", "buffer", "state", "loss_scale")
+        variables = [v for v in self._host.inlined.variables if v.kind in kinds]
+        own = {variable.name for variable in self._host.runs.variables}
+        groups = {
+            v.name: {*self._host.replicas.groups_of(v.groups)} if v.name in own else ()
+            for v in variables
+            if v.groups is not None
+        }
+        tensors = {v.name: self._storage.stored_tensor(v.name) for v in variables}
+        return WeightsInCommon(tensors, own, groups, before)
 
     def _reload_states(self) -> None:
         """Read optimiser states again, which were overwritten."""

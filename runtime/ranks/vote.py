@@ -29,7 +29,8 @@ class CommonValue:
         among: the ranks that must have the same one: those of the mesh or those of a row.
         parts: makes named texts. Ranks compare them if their values differ.
         parts_among: the ranks whose texts must be the same.
-        may_differ: different values are no error if all texts are the same.
+        may_differ: different values are no error if texts of one name are the same. A rank may
+            lack a name.
         hint: an action that the user can take today.
     """
 
@@ -131,7 +132,8 @@ def _difference(
     for ranks in _groups(transport, equal.parts_among):
         names = dict.fromkeys(name for rank in ranks for name in of_ranks[rank][1])
         for name in names:
-            texts = {rank: of_ranks[rank][1].get(name, "nothing") for rank in ranks}
+            having = [r for r in ranks if name in of_ranks[r][1] or not equal.may_differ]
+            texts = {rank: of_ranks[rank][1].get(name, "nothing") for rank in having}
             if len({*texts.values()}) > 1:
                 return RanksDiffer(f"ranks have different {name}", texts, hint=equal.hint)
     if equal.may_differ:

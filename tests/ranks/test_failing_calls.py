@@ -25,7 +25,8 @@ from ipu_dynamo.errors import (
 from ipu_dynamo.runtime.execute.step_end import StepEnd
 from ipu_dynamo.runtime.execute.tasks.rank_streams import RankStreams
 from ipu_dynamo.runtime.execute.transaction import rank_vote
-from ipu_dynamo.runtime.execute.transaction.rank_vote import RankCall, WeightsInCommon
+from ipu_dynamo.runtime.execute.transaction.rank_vote import RankCall
+from ipu_dynamo.runtime.execute.transaction.user_writes import WeightsInCommon
 from ipu_dynamo.testing.rank_threads import run_failing_ranks, run_ranks, transport_here
 from ipu_dynamo.whole_step import ranks
 

@@ -3,10 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from hashlib import sha256
 from zlib import crc32
 
-import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import IpuError, RankLost
@@ -15,6 +13,11 @@ from ipu_dynamo.program import Program, Update
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.runtime.execute.step_end import StepEnd
 from ipu_dynamo.runtime.execute.tasks.rank_streams import RankStreams, RowValue
+from ipu_dynamo.runtime.execute.transaction.user_writes import (
+    WeightsInCommon,
+    bytes_of,
+    digest_of,
+)
 from ipu_dynamo.runtime.ranks.vote import CommonValue, StepFailure, vote
 
 _UNKNOWN = "this rank was interrupted while it voted: whether the step is complete is not known"
@@ -72,6 +75,7 @@ class RankCall:
         """Begin a call of so many steps."""
         self._steps, self._owes, self._values = steps, _STEP, _NOT_KNOWN
         self.place = (-1,)
+        self._weights.note()
 
     def agree_on(
         self,
@@ -96,6 +100,19 @@ class RankCall:
     def close(self) -> None:
         """End a call: later writes of weights are the user's."""
         self._weights.keep()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Read weights and states from the ranks of the row.
+
+        Raises:
+            RanksDiffer: a read would overwrite what this or another rank has written alone.
+        """
+        transport = self._streams.transport
+        with transport.operation("row", "read", "a read of weights or states"):
+            self._weights.check_row(transport)
+            yield
+            self._weights.keep()
 
     def begin(self, *ends: StepEnd) -> None:
         """Begin the messages of a step with these ends."""
@@ -189,7 +206,7 @@ def _settings(
         return texts | {"hyperparameters": repr([*map(tuple, hyperparameters)])}
 
     text = repr((call, state, [*map(tuple, hyperparameters)]))
-    return CommonValue("settings of a call", _digest(text.encode()), parts)
+    return CommonValue("settings of a call", digest_of(text.encode()), parts)
 
 
 def _arguments(inputs: Mapping[str, Tensor], *, in_row: bool) -> CommonValue:
@@ -198,72 +215,16 @@ def _arguments(inputs: Mapping[str, Tensor], *, in_row: bool) -> CommonValue:
     Args:
         in_row: there are others in the row.
     """
-    sums = {f"arguments {name}": crc32(_bytes(t)) for name, t in inputs.items() if in_row}
+    sums = {f"arguments {name}": crc32(bytes_of(t)) for name, t in inputs.items() if in_row}
 
     def parts() -> dict[str, str]:
         return {name: f"crc32 {number:08x}" for name, number in sums.items()}
 
     return CommonValue(
         "arguments",
-        _digest(repr(sums).encode()),
+        digest_of(repr(sums).encode()),
         parts,
         among="row",
         parts_among="row",
         hint="pass all ranks of a row of the mesh the same rows, in the same order",
     )
-
-
-class WeightsInCommon:
-    """Notices that somebody has written weights or states between calls.
-
-    Args:
-        tensors: of the variables that ranks of a column have in common, by name.
-        before: returns the value of such a tensor before the step.
-    """
-
-    def __init__(
-        self, tensors: Mapping[str, Tensor], before: Callable[[Tensor], Tensor] = lambda t: t
-    ) -> None:
-        self._tensors, self._before, self._is_written = tensors, before, False
-        self._versions = self._now()
-
-    def _now(self) -> list[int]:
-        return [tensor._version for tensor in self._tensors.values()]
-
-    def keep(self) -> None:
-        """Take all writes so far for those of calls."""
-        self._versions = self._now()
-
-    def value(self, rank: int) -> CommonValue:
-        """A value for this call. If any rank has written, ranks compare their tensors.
-
-        Args:
-            rank: of this process. Where ranks have written, each has another value.
-        """
-        self._is_written |= self._versions != self._now()
-        self.keep()
-        return CommonValue(
-            "weights",
-            1 + rank if self._is_written else 0,
-            self._digests,
-            parts_among="column",
-            may_differ=True,
-            hint="write the same weights and optimizer states on all ranks",
-        )
-
-    def _digests(self) -> dict[str, str]:
-        values = {name: self._before(tensor) for name, tensor in self._tensors.items()}
-        return {name: f"{_digest(_bytes(value)):016x}" for name, value in values.items()}
-
-    def agreed(self) -> None:
-        """Go on from tensors that are the same."""
-        self._is_written = False
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
-
-
-def _digest(data: bytes) -> int:
-    return int.from_bytes(sha256(data).digest()[:8])

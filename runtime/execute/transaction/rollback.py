@@ -58,8 +58,9 @@ class Rollback:
 
     def before(self, tensor: Tensor) -> Tensor:
         """The copy of a tensor that micro-batches write; of another one the tensor itself."""
+        memory = tensor.data_ptr(), tensor.shape
         pairs = zip(self._written, self._kept, strict=True)
-        return next((kept for written, kept in pairs if written is tensor), tensor)
+        return next((kept for w, kept in pairs if (w.data_ptr(), w.shape) == memory), tensor)
 
     def guard(self) -> None:
         """Copy the memory that the commit writes, if commits are guarded."""
