@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from ipu_dynamo.whole_step.compiled_model import CompiledModel
     from ipu_dynamo.whole_step.free_rows import FreeRows, free_rows
     from ipu_dynamo.whole_step.optimizer.function_update import TracedUpdate
+    from ipu_dynamo.whole_step.predict_model import predict
     from ipu_dynamo.whole_step.ranks import rows_of_rank
     from ipu_dynamo.whole_step.saving.load import load, load_entries
     from ipu_dynamo.whole_step.saving.loaded_model import LoadedModel
@@ -101,6 +102,7 @@ __all__ = [
     "load_checkpoint",
     "load_entries",
     "operator_cost",
+    "predict",
     "print_tensor",
     "programs",
     "recomputation_checkpoint",
@@ -157,6 +159,7 @@ _NAMES_IN = {
     "ipu_dynamo.whole_step.checkpoints.checkpoints": ("load_checkpoint", "save_checkpoint"),
     "ipu_dynamo.whole_step.free_rows": ("FreeRows", "free_rows"),
     "ipu_dynamo.whole_step.optimizer.function_update": ("TracedUpdate",),
+    "ipu_dynamo.whole_step.predict_model": ("predict",),
     "ipu_dynamo.whole_step.ranks": ("rows_of_rank",),
     "ipu_dynamo.whole_step.saving.load": ("load", "load_entries"),
     "ipu_dynamo.whole_step.saving.loaded_model": ("LoadedModel",),

@@ -9,7 +9,19 @@ from typing import Literal
 from ipu_dynamo.machine.predicted_operators import Cycles
 
 Work = Literal["call", "write", "copy", "host", "off chip", "replicas", "update"]
-SectionName = Literal["before", "fill", "period", "flush", "after", "host"]
+SectionName = Literal[
+    "before",
+    "first load",
+    "fill",
+    "period",
+    "flush",
+    "host transfers",
+    "last store",
+    "results",
+    "after",
+    "host",
+    "call",
+]
 
 
 @dataclass(frozen=True, slots=True)

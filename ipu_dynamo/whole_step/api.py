@@ -55,6 +55,32 @@ def compile_training(
         for x, y in data:
             loss = step(x, y)
     """
+    step = training_step(
+        model,
+        optimizer,
+        Options.read(options),
+        loss=loss,
+        clip=clip,
+        update=update,
+        accumulator_dtypes=accumulator_dtypes,
+    )
+    newest = follow_checkpoints(step, optimizer)
+    if update != "host":  # whose states are the optimiser's own
+        step.newest_state = newest
+    return step
+
+
+def training_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    options: Options,
+    *,
+    loss: int | None = None,
+    clip: Clip | None = None,
+    update: Literal["program", "host"] = "program",
+    accumulator_dtypes: Mapping[str, torch.dtype] | None = None,
+) -> CompiledModel:
+    """Check the arguments of `compile_training` and make its step; the optimiser stays as it is."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise CompileError(
             f"training needs an optimizer, got {optimizer!r}",
@@ -81,17 +107,17 @@ def compile_training(
     if isinstance(optimizer, TracedUpdate):
         optimizer.use_parameters_of(model)
     on_host = update == "host"
-    if on_host and Options.read(options).grid[1] > 1:
+    if on_host and options.grid[1] > 1:
         raise OptionError(
             'update="host" needs all gradients on one rank, and the mesh cuts the model by its '
             'dimension ipu\n  try:  update="program", or a mesh with the dimension replica alone'
         )
-    if on_host and Options.read(options).guard_updates:
+    if on_host and options.guard_updates:
         raise OptionError(
             'guard_updates keeps variables of the program, and an optimiser with update="host" has'
             " states of its own; leave guard_updates out, or train without update"
         )
-    traced = None if on_host or has_rule(optimizer) else TracedOptimizer(Options.read(options))
+    traced = None if on_host or has_rule(optimizer) else TracedOptimizer(options)
 
     def read(given: Any, parameters: Mapping[str, Tensor]) -> tuple[Group, ...]:
         known = describe_host if on_host else describe
@@ -105,18 +131,9 @@ def compile_training(
             for group in groups
         )
 
-    step = CompiledModel(
-        model,
-        Options.read(options),
-        optimizer=optimizer,
-        loss=loss,
-        describe=read,
-        traced=traced,
+    return CompiledModel(
+        model, options, optimizer=optimizer, loss=loss, describe=read, traced=traced
     )
-    newest = follow_checkpoints(step, optimizer)
-    if not on_host:  # whose states are the optimiser's own
-        step.newest_state = newest
-    return step
 
 
 def compile_inference(

@@ -142,6 +142,31 @@ def compile_model(
             return compiled
 
 
+def make_program(
+    model: Model,
+    example: Arguments,
+    options: Options,
+    groups: Sequence[UpdateGroup] = (),
+    *,
+    training: bool,
+    loss: int | None = None,
+    may_train_nothing: bool = False,
+) -> Program:
+    """The program that `compile_model` would make, for questions about it.
+
+    A model on the meta device is traced as if it were on the CPU.
+
+    Raises:
+        CompileError: the model cannot be compiled.
+    """
+    with code_on_demand():
+        captured = _captured(model, example, options, groups, training=training)
+        capture, options = captured[:2]
+        options = with_costs(capture, _sharded_if_short(capture, options), loss=loss)
+        wanted = LoweringInputs(groups, ANY_MACHINE, training, loss, may_train_nothing)
+        return _program(capture, options, wanted, PassManager(_level(wanted)))
+
+
 def costs_of_model(
     model: Model,
     example: Arguments,
@@ -171,6 +196,7 @@ def _captured(
     devices = devices_to_use(
         options.device_names, [*(t for _, t in named_tensors(model)), *example.tensors]
     )
+    devices = [torch.device("cpu") if d.type == "meta" else d for d in devices]
     if options.mesh is not None and devices[0].type != "cpu":
         raise CompileError(
             f"the model is on {devices[0]}, and ranks of a mesh run programs on CPUs",
@@ -223,15 +249,8 @@ def _lowered(
     host_changes: Sequence[tuple[Tensor, Tensor]],
 ) -> Compiled:
     """A traced model with the program that the passes make of it."""
-    manager = PassManager("training" if wanted.training else "inference")
-    passes = whole_step(
-        options,
-        training=wanted.training,
-        loss=wanted.loss,
-        groups=wanted.groups,
-        may_train_nothing=wanted.may_train_nothing,
-    )
-    program = lower(capture, passes, manager)
+    manager = PassManager(_level(wanted))
+    program = _program(capture, options, wanted, manager)
     written = run_host_passes(program, writing_passes(options, wanted.machine), manager)
     host = run_host_passes(written, form_passes(options, wanted.machine), manager)
     log.debug("%s", program)
@@ -253,6 +272,24 @@ def _lowered(
         anchors=capture.report.anchors,
         host_functions=capture.report.host_functions,
     )
+
+
+def _level(wanted: LoweringInputs) -> str:
+    return "training" if wanted.training else "inference"
+
+
+def _program(
+    capture: Traced, options: Options, wanted: LoweringInputs, manager: PassManager
+) -> Program:
+    """The program that the passes make of a traced model."""
+    passes = whole_step(
+        options,
+        training=wanted.training,
+        loss=wanted.loss,
+        groups=wanted.groups,
+        may_train_nothing=wanted.may_train_nothing,
+    )
+    return lower(capture, passes, manager)
 
 
 def _to_keep(compiled: Compiled) -> ReadyMade:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,7 @@ from ipu_dynamo.whole_step.compile_model import (
     compile_model,
     costs_of_model,
     fused_again,
+    make_program,
 )
 from ipu_dynamo.whole_step.compiled_state import not_compiled
 from ipu_dynamo.whole_step.inspection import Inspection
@@ -116,6 +117,7 @@ class _Lowered(NamedTuple):
         return Facts(self.engine.name, self.options, self.compiled.program, model, self.seed())
 
 
+Made = TypeVar("Made")
 OnSend = Callable[[int, Any], object]  # a device iteration, and what it returns
 
 
@@ -249,6 +251,41 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             known = ", ".join(self.options.anchors) or "none"
             raise InputError(f"there is no value of an anchor {name} yet; anchors: {known}")
         return self._anchored[name]
+
+    def program_for(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, micro_batch: bool = False
+    ) -> Program:
+        """The program for these arguments; made and thrown away, unless there is one already.
+
+        Args:
+            args, kwargs: of a call; of a compiled model, none.
+            micro_batch: they are of one micro-batch instead.
+
+        Raises:
+            CompileError: the model cannot be compiled.
+            InputError: a compiled model gets arguments.
+        """
+        if self._compiled is not None:
+            if args or kwargs:
+                raise InputError("the model is compiled: its program needs no arguments")
+            return self._compiled.program
+        given = self._read(args, kwargs)
+        split = ranks.batching(self.options, None, training=self.training)
+        making = partial(
+            make_program,
+            self.model,
+            first_micro_batch(given, 1 if micro_batch else split.splits),
+            self.options,
+            training=self.training,
+            loss=self._loss,
+            may_train_nothing=self._may_train_nothing,
+        )
+        with (
+            compile_lock(),
+            torch.inference_mode(False),
+            skipping_sources(self.options.skipped_sources),
+        ):
+            return self._with_groups(making, self._read_groups())[0]
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile for calls with arguments like these; they are not run."""
@@ -484,9 +521,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         weights_elsewhere.check_newest(tensors, transport, compiles=True)
         split = ranks.batching(options, share, training=self.training)
         example = first_micro_batch(given, split.splits)
-        link, reading = self._link, GroupsSnapshot((), [])
-        if link is not None:
-            reading = link.read()
+        reading = self._read_groups()
         groups = reading.groups
         if figures is None and self._ready_made:
             figures = self._ready_made.figures
@@ -510,20 +545,35 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             ready=self._ready_made,
             machine=machine,
         )
-        try:
-            compiled = compiling(groups)
-        except WithoutGradient as error:
-            assert link is not None
-            assert link.traced is not None
-            link.traced.leave_out(error.names)  # known only now, where it counts
-            reading = link.read()
-            compiled = compiling(reading.groups)
+        compiled, reading = self._with_groups(compiling, reading)
+        link = self._link
         if share is not None:
             ranks.check_anchors(wanted_variables(compiled, options.anchors).keys(), share)
         if link is not None and link.traced is not None:
             compiled = replace(compiled, passes=(*link.traced.passes, *compiled.passes))
         (refuse_shared_memory if self._own_weights else refuse_what_cannot_be_shared)(compiled)
         return _Lowered(compiled, options, reading, engine, machine, split)
+
+    def _read_groups(self) -> GroupsSnapshot:
+        """The optimiser's groups as they are now; none without an optimiser."""
+        return GroupsSnapshot((), []) if self._link is None else self._link.read()
+
+    def _with_groups(
+        self, make: Callable[[Sequence[Group]], Made], reading: GroupsSnapshot
+    ) -> tuple[Made, GroupsSnapshot]:
+        """Make something with the optimiser's groups, of which those may stay that can be traced.
+
+        Returns:
+            What was made, and the groups that it was made with.
+        """
+        try:
+            return make(reading.groups), reading
+        except WithoutGradient as error:
+            assert self._link is not None
+            assert self._link.traced is not None
+            self._link.traced.leave_out(error.names)  # known only now, where it counts
+            reading = self._link.read()
+            return make(reading.groups), reading
 
     def _bring_up(
         self, given: Arguments, lowered: _Lowered, seed: int, transport: Transport | None = None

@@ -8,6 +8,7 @@ from collections.abc import Sized
 from typing import ClassVar, Literal, NamedTuple
 
 from ipu_dynamo.program.ir.types import TensorType
+from ipu_dynamo.program.ir.update_rules import Rule
 from ipu_dynamo.program.ir.values import Kind
 
 Section = Literal["before", "loop", "after"]
@@ -27,6 +28,7 @@ How = Literal[
     "exchanged",
 ]
 DoneBy = Literal["first", "previous", "next there", "last there"]
+Does = Literal["store", "+=", "mean", "norm", "factor", "clamp", "update", "function"]
 
 
 class Use(NamedTuple):  # thousands are made and dropped again while a program is checked
@@ -60,7 +62,11 @@ class Moved(NamedTuple):
         src, dst: where it is before and after.
         type: of what is moved; None: that of the stream, or of the variable `value`.
         shard: each replica moves its shard, which has the type.
-        shards: how many replicas have a part each of what is gathered or scattered.
+        shards: how many replicas have a part each of what is gathered or scattered, or take part in
+            a sum; None: all.
+        sums: what is exchanged is summed.
+        io_tiles: it goes through tiles that only transfer, while others compute.
+        phase: of a phased program, in which it takes place.
     """
 
     how: How
@@ -71,6 +77,9 @@ class Moved(NamedTuple):
     type: TensorType | None = None
     shard: bool = False
     shards: int | None = None
+    sums: bool = False
+    io_tiles: bool = False
+    phase: int | None = None
 
     @property
     def nbytes(self) -> int | None:
@@ -93,6 +102,23 @@ class Moved(NamedTuple):
     def makes(self) -> bool:
         """Whether `result` names something new in the program."""
         return self.src == "host" or (self.dst != "host" and self.value != self.result)
+
+
+class Computed(NamedTuple):
+    """Arithmetic that an instruction does on each replica, beside the calls of a micro-batch.
+
+    Args:
+        does: `store` copies elements, `+=` adds, `mean` moves a mean; `factor` and `clamp` change
+            elements, `norm` sums powers of them; `update` follows a rule; or a function.
+        over: the variable or value whose elements are computed. A replica has its shard of it.
+        rule: of an update; one that was traced has a function.
+        function: of traced updates.
+    """
+
+    does: Does
+    over: str
+    rule: Rule | None = None
+    function: str | None = None
 
 
 class BaseInstruction:
@@ -126,6 +152,11 @@ class BaseInstruction:
     @property
     def moves(self) -> tuple[Moved, ...]:
         """The values and variables that it moves between places."""
+        return ()
+
+    @property
+    def computes(self) -> tuple[Computed, ...]:
+        """The arithmetic that it does, except for that of calls."""
         return ()
 
     @property

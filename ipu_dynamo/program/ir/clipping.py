@@ -8,7 +8,14 @@ import math
 from collections.abc import Sized
 from dataclasses import dataclass
 
-from ipu_dynamo.program.ir.base_instruction import AFTER, BaseInstruction, Use, divisors, used
+from ipu_dynamo.program.ir.base_instruction import (
+    AFTER,
+    BaseInstruction,
+    Computed,
+    Use,
+    divisors,
+    used,
+)
 from ipu_dynamo.program.ir.types import TensorType
 
 
@@ -116,6 +123,10 @@ class GradientNorm(BaseInstruction):
     def makes(self) -> tuple[Use, ...]:
         return (Use(self.result, self.ipu, self.type),)
 
+    @property
+    def computes(self) -> tuple[Computed, ...]:
+        return tuple(Computed("norm", name) for name in self.gradients)
+
     def __str__(self) -> str:
         mean = _divided(self.divisor, self.loss_scale)
         norm = f"{self.norm_type:g}-norm of {_listed(self.gradients)}{mean}"
@@ -145,6 +156,10 @@ class ClipFactor(BaseInstruction):
     @property
     def makes(self) -> tuple[Use, ...]:
         return (Use(self.result, self.ipu, self.type),)
+
+    @property
+    def computes(self) -> tuple[Computed, ...]:
+        return (Computed("factor", self.result),)
 
     def __str__(self) -> str:
         factor = f"{self.rule} by the norms {_listed(self.norms)}"
@@ -182,6 +197,10 @@ class ClipValues(BaseInstruction):
     @property
     def writes(self) -> tuple[Use, ...]:
         return used(self.gradients, self.ipu, shard=True)
+
+    @property
+    def computes(self) -> tuple[Computed, ...]:
+        return tuple(Computed("clamp", name) for name in self.gradients)
 
     def __str__(self) -> str:
         mean = _divided(self.divisor, self.loss_scale)

@@ -57,7 +57,9 @@ class Collective(BaseInstruction):
         if self.kind == "all_to_all" and shape:
             shape = (shape[0] // self.members, *shape[1:])
         received = TensorType(self.type.dtype, (others, *shape))
-        return (Moved("exchanged", self.value, self.value, "replicas", self.ipu, received),)
+        sums = self.kind == "all_reduce"
+        names = self.value, self.value
+        return (Moved("exchanged", *names, "replicas", self.ipu, received, sums=sums),)
 
     def __str__(self) -> str:
         moved = f"%{self.result} = {self.kind} %{self.value}: {self.type}"

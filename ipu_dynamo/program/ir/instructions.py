@@ -231,7 +231,8 @@ class Load(BaseInstruction):
 
 
 def _of_chip(move: Store | Load, how: How, src: Place, dst: Place) -> Moved:
-    return Moved(how, move.value, move.result, src, dst, move.type, move.shard)
+    of = move.value, move.result, src, dst, move.type, move.shard
+    return Moved(how, *of, io_tiles=move.io_tiles, phase=move.phase)
 
 
 def _tiles(move: Store | Load) -> str:
@@ -345,7 +346,10 @@ class AllReduce(BaseInstruction):
 
     @property
     def moves(self) -> tuple[Moved, ...]:
-        return tuple(_over_replicas("all_reduced", name, self.ipu) for name in self.values)
+        size = None if self.groups is None else self.groups.size
+        return tuple(
+            _over_replicas("all_reduced", name, self.ipu, shards=size) for name in self.values
+        )
 
     def __str__(self) -> str:
         names = ", ".join(f"%{name}" for name in self.values)

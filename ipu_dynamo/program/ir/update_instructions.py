@@ -14,6 +14,7 @@ from ipu_dynamo.program.ir.base_instruction import (
     AFTER,
     BEFORE,
     BaseInstruction,
+    Computed,
     Use,
     divisors,
     made,
@@ -59,6 +60,10 @@ class UpdateFactors(BaseInstruction):
     @property
     def writes(self) -> tuple[Use, ...]:
         return used(self.counters, self.ipu, kinds=("state",))
+
+    @property
+    def computes(self) -> tuple[Computed, ...]:
+        return (Computed("function", "", function=self.function),)
 
     def __str__(self) -> str:
         results = ", ".join(f"%{name}" for name in self.results)
@@ -111,6 +116,10 @@ class UpdatePart(BaseInstruction):
     def makes(self) -> tuple[Use, ...]:
         return made(self.results, self.types, self.ipu)
 
+    @property
+    def computes(self) -> tuple[Computed, ...]:
+        return (Computed("function", self.gradient, function=self.function),)
+
     def __str__(self) -> str:
         mean = f" / {self.divisor}" if self.divisor != 1 else ""
         for name in (self.loss_scale, self.clip):
@@ -154,6 +163,10 @@ class JointUpdate(BaseInstruction):
     @property
     def writes(self) -> tuple[Use, ...]:
         return used(self.written, self.ipu, kinds=("state",))
+
+    @property
+    def computes(self) -> tuple[Computed, ...]:
+        return (Computed("function", "", function=self.function),)
 
     def __str__(self) -> str:
         call = f"({_listed(self.results)}) = joint @{self.function}({_listed(self.arguments)})"
@@ -231,6 +244,10 @@ class Update(BaseInstruction):
             *(used(self.gradients, self.ipu, shard=True) if self.clear else ()),
         )
 
+    @property
+    def computes(self) -> tuple[Computed, ...]:
+        return tuple(Computed("update", g, self.rule, self.function) for g in self.gradients)
+
     def __str__(self) -> str:
         pairs = ", ".join(
             f"{'shard of ' if p in self.sharded else ''}%{p} by %{g}"
@@ -281,6 +298,10 @@ class AdjustLossScale(BaseInstruction):
     def writes(self) -> tuple[Use, ...]:
         own = (self.scale, *filter(None, (self.steps, self.so_far)))
         return (*used(own, self.ipu, kinds=("loss_scale",)), *used(self.within, self.ipu))
+
+    @property
+    def computes(self) -> tuple[Computed, ...]:
+        return (Computed("factor", self.scale),)
 
     def __str__(self) -> str:
         counts = ", ".join(f"%{name}" for name in self.within)

@@ -10,7 +10,13 @@ from typing import Literal
 
 import torch
 
-from ipu_dynamo.program.ir.base_instruction import LOOP, BaseInstruction, Use, used
+from ipu_dynamo.program.ir.base_instruction import (
+    LOOP,
+    BaseInstruction,
+    Computed,
+    Use,
+    used,
+)
 from ipu_dynamo.program.ir.types import TensorType
 
 Direction = Literal["forward", "backward", "forward_backward", "weights"]
@@ -71,6 +77,10 @@ class Accumulate(BaseInstruction):
         return used(self.accumulators, self.ipu, kinds=("accumulator",))
 
     @property
+    def computes(self) -> tuple[Computed, ...]:
+        return tuple(Computed(self.rule, name) for name in self.accumulators)
+
+    @property
     def written(self) -> tuple[Write, ...]:
         """What is written, one by one."""
         pairs = zip(self.accumulators, self.values, strict=True)
@@ -111,6 +121,10 @@ class WriteBuffer(BaseInstruction):
     @property
     def writes(self) -> tuple[Use, ...]:
         return used(self.variables, self.ipu, kinds=("buffer", "parameter", "whole"))
+
+    @property
+    def computes(self) -> tuple[Computed, ...]:
+        return tuple(Computed("store", name) for name in self.variables)
 
     @property
     def written(self) -> tuple[Write, ...]:

@@ -1,6 +1,7 @@
 """Plan the actions of workers. A schedule is printed, parsed, drawn and checked before it runs."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -184,9 +185,16 @@ class Schedule:
         busy = sum(run.length for of in whole.runs for run in of)
         return 1 - busy / (whole.cycles * len(whole.workers)) if busy else 0.0
 
-    def timed(self) -> "Schedule":
-        """The schedule with a cycle for each pass instead of each stage, and no lock-step."""
-        return timed(self)
+    def timed(
+        self, lengths: Sequence[int] | None = None, delays: Sequence[int] | None = None
+    ) -> "Schedule":
+        """The schedule by given times of passes and transfers, and no lock-step.
+
+        Args:
+            lengths: of each pass; None: a cycle for each kind of work in it.
+            delays: of each transfer; None: none.
+        """
+        return timed(self, lengths, delays)
 
     def svg(self) -> str:
         """A drawing: a row per worker, a column per cycle, a box per pass; self-contained."""

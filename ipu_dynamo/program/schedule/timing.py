@@ -20,15 +20,23 @@ if TYPE_CHECKING:
 _PASSES = {"forward": 1, "backward": 2, "forward_backward": 3, "weights": 1}
 
 
-def timed(schedule: "Schedule") -> "Schedule":
-    """The same schedule, with a cycle for each kind of work, and no worker that waits for a
-    cycle's end.
+def timed(
+    schedule: "Schedule",
+    lengths: Sequence[int] | None = None,
+    delays: Sequence[int] | None = None,
+) -> "Schedule":
+    """The same schedule with the times of passes, and no worker that waits for a cycle's end.
 
-    A pass takes a cycle for the forward pass, one for the gradients of inputs, and one for those
-    of weights, as far as it computes them. It starts when its worker and what that has to receive
-    are ready. Sends and additions take no time, nor do values of other ranks.
+    A pass starts when its worker and what that has to receive are ready. Additions take no time,
+    and values of other ranks are there.
+
+    Args:
+        lengths: of each pass. None: a cycle for the forward pass, one for the gradients of inputs,
+            and one for those of weights, as far as a pass computes them.
+        delays: from the end of a pass until a transfer has arrived, by transfer; None: 0.
     """
-    lengths = _lengths(schedule.passes)
+    lengths = _lengths(schedule.passes) if lengths is None else lengths
+    delays = [0] * len(schedule.transfers) if delays is None else delays
     sent: dict[tuple[int, int, int], int] = {}
     own = {
         (action.transfer, action.micro_batch, action.replica)
@@ -48,7 +56,7 @@ def timed(schedule: "Schedule") -> "Schedule":
                     return False
                 ends[worker] = max(ends[worker], sent[number, micro_batch, replica])
             case SendValues(number, micro_batch, replica):
-                sent[number, micro_batch, replica] = ends[worker]
+                sent[number, micro_batch, replica] = ends[worker] + delays[number]
             case RunPass(index=index):
                 action = replace(action, cycle=ends[worker], length=lengths[index])
                 ends[worker] += lengths[index]

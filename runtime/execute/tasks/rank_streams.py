@@ -359,14 +359,13 @@ class RankStreams:
         Raises:
             RankLost: the exchange did not end; it has this text.
         """
-        has_begun = is_done = False
+        is_done = False
         try:
             with DeferredSignals(once=True):
-                has_begun = True
                 yield
                 is_done = True
         except BaseException as error:
-            if not has_begun or is_done or isinstance(error, IpuError):
+            if is_done or isinstance(error, IpuError):
                 raise
             raise self.transport.abandon(problem) from error
 

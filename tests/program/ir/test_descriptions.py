@@ -6,6 +6,7 @@ from typing import get_args
 import pytest
 import torch
 
+from ipu_dynamo.options.replica_groups import ReplicaGroups
 from ipu_dynamo.program import (
     Accumulate,
     AdjustLossScale,
@@ -108,3 +109,29 @@ def test_a_value_is_made_where_it_arrives_and_a_variable_is_not():
     moves = (Receive, Send, Copy, Store, Load, AllGather)
     made = {str(example): example.made_names for example in EXAMPLES if isinstance(example, moves)}
     assert [*made.values()] == [("x",), (), ("h..on1",), ("h..off",), (), ("h..again",), (), ()]
+
+
+def test_arithmetic_is_done_over_what_an_instruction_names():
+    computed = {type(e).__name__: e.computes for e in EXAMPLES if e.computes}
+    assert {name: [*dict.fromkeys(c.does for c in of)] for name, of in computed.items()} == {
+        "Accumulate": ["mean"],
+        "WriteBuffer": ["store"],
+        "GradientNorm": ["norm"],
+        "ClipFactor": ["factor"],
+        "ClipValues": ["clamp"],
+        "UpdateFactors": ["function"],
+        "UpdatePart": ["function"],
+        "JointUpdate": ["function"],
+        "Update": ["update"],
+        "AdjustLossScale": ["factor"],
+    }
+    for example in EXAMPLES:
+        assert {c.over for c in example.computes} - {""} <= described(example)
+    functions = {name for name, of in computed.items() if any(c.function for c in of)}
+    assert functions == {"UpdateFactors", "UpdatePart", "JointUpdate", "Update"}
+
+
+def test_an_all_reduce_of_groups_names_their_size():
+    groups = ReplicaGroups(2)
+    assert [move.shards for move in AllReduce(("g",), 0, groups).moves] == [2]
+    assert [move.shards for move in AllReduce(("g",), 0).moves] == [None]
