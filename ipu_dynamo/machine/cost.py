@@ -42,11 +42,13 @@ class Roles:
         weights: variables of the program.
         from_host: those that the host sent and that no other operator reads.
         dying: those that no later operator reads, whose memory a result may take.
+        bodies: the same of the operators of each body of a loop or branch; empty: nothing is known.
     """
 
     weights: frozenset[int] = frozenset()
     from_host: frozenset[int] = frozenset()
     dying: frozenset[int] = frozenset()
+    bodies: "tuple[tuple[Roles, ...], ...]" = ()
 
 
 NO_ROLES = Roles()
@@ -92,8 +94,9 @@ class Cost:
         exchanges: bytes that a tile receives, for each operand that moves.
         in_place: the first operand's memory becomes that of the result.
         known: it has a formula; a guess otherwise.
-        warning: why no plan fits the proportion, or empty.
+        warning: what a reader should know: no plan fits the proportion, rounds are assumed.
         parts: the operators that the machine runs in its place, with their costs; empty: itself.
+            Those of a loop have the cost of one round.
     """
 
     compute: float = 0.0

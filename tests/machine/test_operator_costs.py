@@ -95,6 +95,24 @@ CALLS = {
     "aten.avg_pool2d_backward.default": lambda m, n, t: [
         *(f"{t}[2,{m},{n},4]", f"{t}[2,{m},{2 * n},8]", [2, 2], [2, 2], [0, 0], False, True, None)
     ],
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": lambda m, n, t: [
+        *(f"{t}[2,3,{m},{n}]", f"{t}[2,3,40,{n}]", f"{t}[2,3,40,{n}]", 0.1, True)
+    ],
+    "ipu.lstm.default": lambda m, n, t: [
+        *(f"{t}[5,{m},8]", f"{t}[{m},{n}]", f"{t}[{m},{n}]", f"{t}[{4 * n},8]"),
+        *(f"{t}[{4 * n},{n}]", f"{t}[{4 * n}]", f"{t}[{4 * n}]", None, None, False, True),
+    ],
+    "ipu.rnn_backward.default": lambda m, n, t: [
+        *(f"{t}[5,{m},{n}]", f"{t}[{m},{n}]", f"{t}[5,{m},8]", f"{t}[{m},{n}]", f"{t}[{n},8]"),
+        *(f"{t}[{n},{n}]", None, f"{t}[5,{m},{n}]", "tanh", False, True, True),
+    ],
+    "ipu.serialized_loss.default": lambda m, n, t: [
+        *(f"{t}[{m},64]", f"{t}[64,{n}]", f"i64[{m}]", 1, -100, "output_channels", 4)
+    ],
+    "ipu.serialized_loss_backward.default": lambda m, n, t: [
+        *(f"{t}[]", f"{t}[{m},64]", f"{t}[64,{n}]", f"i64[{m}]", "f32[]", f"f32[{m}]"),
+        *(1, -100, "input_channels", 4, False),
+    ],
     "aten.sort.default": lambda m, n, t: [f"{t}[{m},{n}]", -1],
     "aten.topk.default": lambda m, n, t: [f"{t}[{m},{n}]", 1],
 }
@@ -108,6 +126,40 @@ def test_an_operator_is_no_faster_than_its_bounds(name, m, n, dtype, machine, pa
     assert cost.known
     assert cost.cycles >= cost.bounds.largest > 0
     assert set(cost.marks) >= {column for column in COLUMNS if getattr(cost, column)}
+
+
+Q, KV, ROWS, SEED = "f16[2,3,64,32]", "f16[2,3,40,32]", "f32[2,3,64]", "i64[]"
+SAVED = [Q, Q, KV, KV, Q, ROWS]  # gradient, query, key, value, result, logarithms of sums
+ATTENTIONS = {
+    "forward": [
+        ("_scaled_dot_product_flash_attention_for_cpu", [Q, KV, KV, 0.0, True]),
+        ("_scaled_dot_product_efficient_attention", [Q, KV, KV, None, True, 0.0, True]),
+        ("_scaled_dot_product_flash_attention", [Q, KV, KV, 0.0, True]),
+    ],
+    "backward": [
+        ("_scaled_dot_product_flash_attention_for_cpu_backward", [*SAVED, 0.0, True]),
+        (
+            "_scaled_dot_product_flash_attention_backward",
+            [*SAVED, "i32[1]", "i32[1]", 64, 40, 0.0, True, SEED, SEED],
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize("direction", ATTENTIONS)
+def test_attention_costs_the_same_whatever_the_device(direction):
+    first, *others = (
+        operator_cost(f"aten.{name}.default", types) for name, types in ATTENTIONS[direction]
+    )
+    assert first.known
+    assert len(first.parts) == {"forward": 5, "backward": 10}[direction]
+    assert first.cycles == pytest.approx(sum(cost.cycles for _, cost in first.parts))
+    for other in others:
+        assert (other.cycles, other.temporary, other.parts) == (
+            first.cycles,
+            first.temporary,
+            first.parts,
+        )
 
 
 @given(m=SIZES, n=SIZES, dtype=FLOATS, machine=NAMES)

@@ -103,9 +103,30 @@ def worst(*numbers: float) -> Mark:
     return least_certain(map(mark_of_number, numbers))
 
 
-def parts(operator: MachineOperator, costs: Sequence[tuple[TensorType, Cost]]) -> Cost:
-    """The cost of an operator that runs as several, one for each of its results."""
-    made = tuple((replace(operator, results=(result,)), cost) for result, cost in costs)
-    if len(made) == 1:
-        return made[0][1]
-    return replace(sum((cost for _, cost in made), Cost()), plan=None, parts=made)
+class Parts:
+    """The operators that the machine runs in place of one, in order."""
+
+    def __init__(self, operator: MachineOperator) -> None:
+        self._operator = operator
+        self._made: list[tuple[MachineOperator, Cost]] = []
+
+    def add(
+        self, name: str, reads: Sequence[TensorType], makes: Sequence[TensorType], cost: Cost
+    ) -> None:
+        """Add an operator with its types and its cost."""
+        part = replace(
+            self._operator, operator=name, operands=tuple(reads), results=tuple(makes), bodies=()
+        )
+        self._made.append((part, cost))
+
+    def cost(self, between: int = 0, tiles: int = 1) -> Cost:
+        """The cost of all.
+
+        Args:
+            between: bytes of results that only later parts read, at most at a time.
+            tiles: that hold them.
+        """
+        whole = sum((cost for _, cost in self._made), Cost())
+        temporary = whole.temporary + ceil(between / tiles)
+        parts = tuple(self._made)
+        return replace(whole, plan=None, exchanges=(), parts=parts, temporary=temporary)

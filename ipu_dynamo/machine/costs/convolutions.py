@@ -212,21 +212,22 @@ def _backward(operator: MachineOperator, resources: Resources, roles: Roles) -> 
     transposed = values["transposed"]
     ends = (gradient, images) if transposed else (images, gradient)
     geometry = _geometry(values, ends[0].shape, ends[1].shape, weight.shape)
-    parts = []
+    parts = basics.Parts(operator)
     if values["output_mask"][0]:
         back = geometry if transposed else geometry.gradient
         cost = _convolution(back, gradient, weight, resources, proportion, partials)
-        parts.append((images.type, cost))
+        parts.add(operator.operator, (gradient.type, weight.type), (images.type,), cost)
     if values["output_mask"][1]:
         cost = _weight_gradient(geometry, *ends, weight.type, resources, proportion, partials)
-        parts.append((weight.type, cost))
+        parts.add(operator.operator, (gradient.type, images.type), (weight.type,), cost)
     if values["output_mask"][2]:
         channels = gradient.shape[-1 - len(geometry.kernel)]
+        bias = TensorType(gradient.type.dtype, (channels,))
         elements = basics.numel(gradient.type)
-        reduced = basics.reduce(elements, channels, gradient.type.dtype, resources)
-        reduced += basics.touching(basics.machine_bytes(gradient.type), resources)
-        parts.append((TensorType(gradient.type.dtype, (channels,)), reduced))
-    return basics.parts(operator, parts)
+        cost = basics.reduce(elements, channels, gradient.type.dtype, resources)
+        cost += basics.touching(basics.machine_bytes(gradient.type), resources)
+        parts.add("aten.sum.dim_IntList", (gradient.type,), (bias,), cost)
+    return parts.cost()
 
 
 def _half_forward(operator: MachineOperator, resources: Resources, roles: Roles) -> Cost:
