@@ -28,7 +28,7 @@ class _Attention:
     `value [groups, columns, width]`; scores are `[groups, rows, columns]`.
     """
 
-    parts: basics.Parts
+    parts: basics.PartCosts
     query: Operand
     key: Operand
     value: Operand
@@ -44,7 +44,7 @@ class _Attention:
         groups = prod(values["query"].shape[:-2])
         query, key, value = (_grouped(values[name], groups) for name in ("query", "key", "value"))
         return cls(
-            basics.Parts(operator),
+            basics.PartCosts(operator),
             query,
             key,
             value,

@@ -103,7 +103,7 @@ def worst(*numbers: float) -> Mark:
     return least_certain(map(mark_of_number, numbers))
 
 
-class Parts:
+class PartCosts:
     """The operators that the machine runs in place of one, in order."""
 
     def __init__(self, operator: MachineOperator) -> None:

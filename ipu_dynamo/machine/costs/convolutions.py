@@ -212,7 +212,7 @@ def _backward(operator: MachineOperator, resources: Resources, roles: Roles) -> 
     transposed = values["transposed"]
     ends = (gradient, images) if transposed else (images, gradient)
     geometry = _geometry(values, ends[0].shape, ends[1].shape, weight.shape)
-    parts = basics.Parts(operator)
+    parts = basics.PartCosts(operator)
     if values["output_mask"][0]:
         back = geometry if transposed else geometry.gradient
         cost = _convolution(back, gradient, weight, resources, proportion, partials)

@@ -69,7 +69,7 @@ def _gates(layer: _Layer, speeds: tuple[Speed, ...], cells: int, resources: Reso
 
 def _forward(speeds: tuple[Speed, ...], gates: int) -> Price:
     def price(operator: MachineOperator, resources: Resources, roles: Roles) -> Cost:
-        layer, parts = _Layer.of(operator, roles), basics.Parts(operator)
+        layer, parts = _Layer.of(operator, roles), basics.PartCosts(operator)
         proportion, cells = proportion_of(operator, resources), layer.gates // gates
         rows = layer.steps * layer.batch
         state = layer.value(layer.batch, layer.outputs)
@@ -89,7 +89,7 @@ def _forward(speeds: tuple[Speed, ...], gates: int) -> Price:
 
 def _backward(speeds: tuple[Speed, ...], gates: int) -> Price:
     def price(operator: MachineOperator, resources: Resources, roles: Roles) -> Cost:
-        layer, parts = _Layer.of(operator, roles), basics.Parts(operator)
+        layer, parts = _Layer.of(operator, roles), basics.PartCosts(operator)
         values, proportion = arguments(operator, roles), proportion_of(operator, resources)
         cells, rows = layer.gates // gates, layer.steps * layer.batch
         state = layer.value(layer.batch, layer.outputs)

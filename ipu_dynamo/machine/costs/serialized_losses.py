@@ -17,7 +17,7 @@ def _loss(backward: bool) -> Price:
     """The price of the losses, or of the gradients, which need the logits again."""
 
     def price(operator: MachineOperator, resources: Resources, roles: Roles) -> Cost:
-        values, parts = arguments(operator, roles), basics.Parts(operator)
+        values, parts = arguments(operator, roles), basics.PartCosts(operator)
         x, rhs, steps = values["x"], values["rhs"], int(values["factor"])
         (rows, width), classes = x.shape, rhs.shape[1]
         if values["mode"] == "input_channels":

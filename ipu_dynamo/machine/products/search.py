@@ -17,7 +17,7 @@ import numpy as np
 from ipu_dynamo.machine.figure import Figure
 from ipu_dynamo.machine.ipu import COPY_BYTES, Ipu, ProductKind
 from ipu_dynamo.machine.products.plan import Plan
-from ipu_dynamo.machine.products.tile_cycles import Block, tile_cycles
+from ipu_dynamo.machine.products.tile_cycles import TileBlock, tile_cycles
 
 _MOST_INNER = 128
 _ADDED_BYTES = Figure(8, "B/cycle", "F", "one vector of partial sums in a cycle")
@@ -146,7 +146,7 @@ class _Candidates:
         )
         field = np.ceil(product.field / left)
         self.rows = np.ceil(product.field / field)
-        block = Block(
+        block = TileBlock(
             np.ceil(product.groups / self.groups),
             field,
             np.ceil(in_grains / self.inner),

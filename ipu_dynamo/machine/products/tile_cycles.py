@@ -23,7 +23,7 @@ _KERNEL_LOOPS = {2: (29, 34, 34), 4: (33, 44, 45)}
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class TileBlock:
     """The block of a tile. All are counts; arrays of several blocks are allowed."""
 
     groups: Numbers
@@ -32,7 +32,7 @@ class Block:
     outputs: Numbers
 
 
-def tile_cycles(block: Block, kernel: tuple[int, int], kind: ProductKind, ipu: Ipu) -> Numbers:
+def tile_cycles(block: TileBlock, kernel: tuple[int, int], kind: ProductKind, ipu: Ipu) -> Numbers:
     """Cycles of one tile.
 
     Args:
@@ -58,7 +58,7 @@ def tile_cycles(block: Block, kernel: tuple[int, int], kind: ProductKind, ipu: I
 
 
 def _of_kernel(
-    block: Block, kernel: tuple[int, int], kind: ProductKind, field: Numbers, load: float
+    block: TileBlock, kernel: tuple[int, int], kind: ProductKind, field: Numbers, load: float
 ) -> Numbers:
     """Cycles of the vertex for kernels that are larger than one position."""
     half_partials = kind.partial_bytes == 2
