@@ -13,7 +13,7 @@ from ipu_dynamo.machine.operator_rows import OperatorRows
 from ipu_dynamo.machine.predicted_operators import CallRow, Cycles, Where
 from ipu_dynamo.machine.predicted_time import Work
 from ipu_dynamo.machine.system import System
-from ipu_dynamo.machine.transfer_times import TimedMove, MoveTimes
+from ipu_dynamo.machine.transfer_times import MoveTimes, TimedMove
 from ipu_dynamo.program.ir.base_instruction import BaseInstruction
 from ipu_dynamo.program.ir.instructions import Call, Plain
 from ipu_dynamo.program.ir.program import Program
