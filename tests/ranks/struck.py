@@ -128,6 +128,8 @@ class Places:
         code = frame.f_code
         if event != "call" or not code.co_filename.startswith(PACKAGE):
             return
+        if code.co_name == "<genexpr>":
+            return  # it may be deleted, where Python drops errors; no signal comes in there
         if self.count >= 0 or code.co_name == self.begins:
             self.count += 1
             if self.count == self.at > 0:

@@ -44,13 +44,15 @@ class Tab:
         self.requests.clear()
         self.page.goto(f"file://{file}{fragment}")
 
-    def rows(self, table: str, which: str = ":not(.spacer)") -> list[list[str]]:
-        """The cells of the rows of a table that are in the page."""
-        return self.page.locator(f"#{table}-rows tbody tr{which}").evaluate_all(
+    def rows(self, table: str, which: str = ":not(.spacer)") -> list[dict[str, str]]:
+        """The cells by heading, of the rows of a table that are in the page."""
+        heads = self.page.locator(f"#{table}-rows th").all_inner_texts()
+        rows = self.page.locator(f"#{table}-rows tbody tr{which}").evaluate_all(
             "rows => rows.map(row => [...row.cells].map(cell => cell.innerText))"
         )
+        return [dict(zip(heads, row, strict=True)) for row in rows]
 
-    def chosen(self, table: str) -> list[list[str]]:
+    def chosen(self, table: str) -> list[dict[str, str]]:
         """The cells of the rows that are selected."""
         return self.rows(table, "[aria-selected=true]")
 

@@ -26,6 +26,10 @@ def prediction_of(case):
     return empty_prediction() if options is None else drawn_prediction(**options)
 
 
+def number(text):
+    return int(text.replace(",", ""))
+
+
 @pytest.fixture(scope="module")
 def playwright():
     yield from playwrights()
@@ -92,10 +96,10 @@ def test_a_bar_shows_the_categories_the_limit_and_the_fullest_tile(tab, files):
 
 def test_a_table_sorts_by_its_heads(tab, files):
     tab.open(files / "many operators.html")
-    cycles = [int(row[1].replace(",", "")) for row in tab.rows("operators")]
+    cycles = [number(row["Cycles"]) for row in tab.rows("operators")]
     assert cycles == sorted(cycles, reverse=True)
     tab.page.locator("#operators-rows").get_by_text("Cycles", exact=True).click()
-    least = [int(row[1].replace(",", "")) for row in tab.rows("operators")]
+    least = [number(row["Cycles"]) for row in tab.rows("operators")]
     assert least == sorted(least)
     assert least[0] < cycles[0]
     assert tab.selection()["operators.sort"] == "cycles"
@@ -116,22 +120,22 @@ def test_a_table_shows_the_rows_in_sight_of_all(tab, files):
 def test_a_table_filters_and_groups(tab, files):
     tab.open(files / "many operators.html")
     tab.page.get_by_label("Filter Operators", exact=True).fill("softmax backward")
-    assert {(row[0], row[19]) for row in tab.rows("operators")} == {
+    assert {(row["Operator"], row["Direction"]) for row in tab.rows("operators")} == {
         ("aten._softmax.default", "backward")
     }
     tab.page.get_by_label("Filter Operators", exact=True).fill("")
     tab.page.get_by_label("Group Operators by").select_option("operator")
     groups = tab.rows("operators")
-    assert {row[0].split()[1] for row in groups} == {
+    assert {row["Operator"].split()[1] for row in groups} == {
         f"aten.{name}" for name in ("mm.default", "add.Tensor", "gelu.default", "_softmax.default")
     }
     prediction = prediction_of("many operators")
     total = sum(row.cycles.total * row.count * 16 for row in prediction.operators)
-    assert sum(int(row[1].replace(",", "")) for row in groups) == total
+    assert sum(number(row["Cycles"]) for row in groups) == total
     tab.page.locator("#operators-rows tbody tr").first.click()
     first, *members = tab.rows("operators")
     assert len(members) > 20
-    assert {row[0] for row in members} == {first[0].split()[1]}
+    assert {row["Operator"] for row in members} == {first["Operator"].split()[1]}
 
 
 def test_a_row_with_a_count_has_the_cycles_of_all_its_runs(tab, files):
@@ -140,10 +144,10 @@ def test_a_row_with_a_count_has_the_cycles_of_all_its_runs(tab, files):
     prediction = drawn_prediction()
     costliest = max(prediction.operators, key=lambda row: row.cycles.total)
     runs = 16 * costliest.count
-    assert first[0] == costliest.operator
-    assert int(first[4].replace(",", "")) == runs
-    assert int(first[1].replace(",", "")) == runs * costliest.cycles.total
-    assert int(first[3].replace(",", "")) == runs * (costliest.cycles.total - costliest.bound)
+    assert first["Operator"] == costliest.operator
+    assert number(first["Runs"]) == runs
+    assert number(first["Cycles"]) == runs * costliest.cycles.total
+    assert number(first["Wasted"]) == runs * (costliest.cycles.total - costliest.bound)
 
 
 def test_to_the_peak_selects_its_step_in_all_sections(tab, files):
@@ -155,9 +159,9 @@ def test_to_the_peak_selects_its_step_in_all_sections(tab, files):
     memory = drawn_prediction().ipus[0].memory
     assert int(selection["step"]) == 60 + memory.peak.step
     (row,) = tab.chosen("operators")
-    assert row[0] in tab.text("#step-status")
+    assert row["Operator"] in tab.text("#step-status")
     (call,) = tab.chosen("calls")
-    assert call[0] == "0B"
+    assert call["Call"] == "0B"
     assert tab.page.locator(".span.chosen").count() == 1
 
 
@@ -171,7 +175,7 @@ def test_the_chart_and_its_table_follow_the_arrow_keys(tab, files):
     memory = drawn_prediction().ipus[0].memory
     block, step = memory.blocks[1], at - 1 - 60
     live = [v for v in block.lifetimes if v.made <= step and (v.last < 0 or step <= v.last)]
-    shown = [row[0] for row in tab.rows("tensors") if row[3] == "activations"]
+    shown = [row["Tensor"] for row in tab.rows("tensors") if row["Category"] == "activations"]
     assert sorted(shown) == sorted(["v_0", *(value.name for value in live)])  # v_0 is held
     tab.page.keyboard.press("Home")
     assert tab.selection()["step"] == "0"
@@ -185,14 +189,14 @@ def test_an_operator_chosen_by_keyboard_selects_its_step(tab, files):
     (row,) = tab.chosen("operators")
     assert row == tab.rows("operators")[1]
     assert {"ipu", "operator", "step"} <= tab.selection().keys()
-    assert row[0] in tab.text("#step-status")
+    assert row["Operator"] in tab.text("#step-status")
 
 
 def test_an_ipu_chosen_in_one_section_is_chosen_in_all(tab, files):
     tab.open(files / "small.html")
     tab.page.locator(".ipus").get_by_role("button", name="IPU 2").click()
     assert tab.page.locator("#peak-ipu").input_value() == "2"
-    assert [row[0] for row in tab.chosen("cycles")] == ["IPU 2"]
+    assert [row["IPU"] for row in tab.chosen("cycles")] == ["IPU 2"]
     assert "IPU 2" in tab.text("#tile-profile")
     assert tab.page.locator(".lane.chosen .track").inner_text() == "IPU 2"
 
@@ -250,8 +254,8 @@ def test_names_are_shown_as_text(tab, tmp_path):
     assert tab.messages == []
     assert tab.page.locator("img").count() == 0
     assert tab.text("h1").startswith(HOSTILE)
-    assert HOSTILE in tab.rows("operators")[0][17]
-    assert tab.rows("operators")[0][18].startswith(f"{HOSTILE}.0, ")
+    assert HOSTILE in tab.rows("operators")[0]["Line"]
+    assert tab.rows("operators")[0]["Module"].startswith(f"{HOSTILE}.0, ")
     assert tab.page.title() == f"{HOSTILE} on bow-pod4"
 
 
@@ -262,7 +266,7 @@ def test_a_table_copies_as_csv(tab, tmp_path):
     tab.page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
     tab.page.locator("#operators").get_by_role("button", name="Copy as CSV").click()
     head, *lines = tab.page.evaluate("window.copied").split("\r\n")[:-1]
-    assert head.startswith('"Operator","Cycles"')
+    assert head.startswith('"Operator","Line","Cycles"')
     assert len(lines) == 6
     assert all('"\'=1+""2"":' in line for line in lines)
 

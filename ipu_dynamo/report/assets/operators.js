@@ -2,6 +2,7 @@
 
 const OPERATOR_COLUMNS = [
   { key: "operator", label: "Operator", kind: "text" },
+  { key: "line", label: "Line", kind: "text" },
   { key: "cycles", label: "Cycles", kind: "cycles", help: "in a step, on all IPUs of a replica" },
   { key: "share", label: "Share", kind: "percent", help: "of the cycles of all operators" },
   { key: "wasted", label: "Wasted", kind: "cycles", help: "cycles less the largest of the three bounds: products, exchange, memory" },
@@ -18,7 +19,6 @@ const OPERATOR_COLUMNS = [
   { key: "mark", label: "Mark", kind: "text", help: "F: read in a source, D: derived, fitted: to measurements, M: recalled" },
   { key: "plan", label: "Plan", kind: "text" },
   { key: "types", label: "Types", kind: "text" },
-  { key: "line", label: "Line", kind: "text" },
   { key: "module", label: "Module", kind: "text", help: "of the parameter that it reads, else of the operator before it" },
   { key: "direction", label: "Direction", kind: "text" },
   { key: "stage", label: "Stage", kind: "text" },

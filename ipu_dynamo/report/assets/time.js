@@ -13,7 +13,30 @@ function fixedTable(id, { caption, columns, rows }, more = {}) {
   return table;
 }
 
+// A bar for each IPU: the columns of the table between its name and its total.
+const CYCLE_COLORS = [0, 1, 7, 2, 5, 3, 4, 9, 10, 8, 6];
+
+function cycleBars() {
+  const columns = view.cycles.columns.slice(1, -1), idle = columns.length - 1;
+  const paint = (i) => (i === idle ? { class: "idle" } : { style: { background: `var(--category-${CYCLE_COLORS[i]})` } });
+  const legend = columns.map(({ label }, i) => element("span", {}, element("i", paint(i)), label));
+  const end = Math.max(1, ...view.cycles.rows.map((row) => row.at(-1)));
+  const bars = view.cycles.rows.map((row) => {
+    const parts = columns.map(({ label }, i) => {
+      const part = element("span", { ...paint(i), title: `${label}: ${whole(row[i + 1])}` });
+      part.classList.add("part");
+      part.style.width = `${(100 * row[i + 1]) / end}%`;
+      return part;
+    });
+    const words = columns.map(({ label }, i) => `${label} ${whole(row[i + 1])}`).join(", ");
+    return element("div", { class: "cycle-bar" }, element("span", {}, text(row[0])),
+      element("div", { class: "bar", role: "img", "aria-label": `cycles of ${text(row[0])}: ${words}` }, ...parts));
+  });
+  return [element("p", { class: "legend" }, ...legend), element("div", { class: "bars" }, ...bars)];
+}
+
 function drawCycles() {
+  section("cycles").append(...cycleBars());
   const table = fixedTable("cycles", view.cycles, {
     selected: (line) => line.position === selection.ipu,
     onselect: (line) => select({ ipu: line.position }),
@@ -22,6 +45,7 @@ function drawCycles() {
 }
 
 const WORKS = { call: 0, write: 1, copy: 3, host: 4, "off chip": 2, replicas: 7, update: 8 }; // colours of categories
+const LIGHT = [1, 4, 7]; // those on which text is black
 
 function drawTimeline() {
   const host = section("timeline");
@@ -61,13 +85,13 @@ function drawTimeline() {
     }, part.name + repeats));
     const { spans } = part;
     spans.start.forEach((begin, i) => {
-      const call = spans.call[i], name = text(spans.name[i]);
+      const call = spans.call[i], name = text(spans.name[i]), work = WORKS[view.timeline.works[spans.work[i]]];
       const batch = spans.micro_batch[i] < 0 ? "" : `, micro-batch ${spans.micro_batch[i]}`;
       const box = element("div", {
         class: "span", title: `${name}${batch}: ${whole(spans.cycles[i])} cycles from ${whole(begin)} of ${part.name}`,
         style: {
           left: place(start + begin), width: place(spans.cycles[i]),
-          background: `var(--category-${WORKS[view.timeline.works[spans.work[i]]]})`,
+          background: `var(--category-${work})`, color: LIGHT.includes(work) ? "#000" : "#fff",
         },
         onclick: () => selectCall(call, spans.track[i]),
       }, name);

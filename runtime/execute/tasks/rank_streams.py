@@ -359,13 +359,14 @@ class RankStreams:
         Raises:
             RankLost: the exchange did not end; it has this text.
         """
-        is_done = False
+        has_begun = is_done = False
         try:
             with DeferredSignals(once=True):
+                has_begun = True
                 yield
                 is_done = True
         except BaseException as error:
-            if is_done or isinstance(error, IpuError):
+            if not has_begun or is_done or isinstance(error, IpuError):
                 raise
             raise self.transport.abandon(problem) from error
 
