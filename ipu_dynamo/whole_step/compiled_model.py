@@ -58,7 +58,12 @@ from ipu_dynamo.whole_step.compile_model import (
 from ipu_dynamo.whole_step.compiled_state import not_compiled
 from ipu_dynamo.whole_step.inspection import Inspection
 from ipu_dynamo.whole_step.optimizer.optimizer_checkpoints import NewestState
-from ipu_dynamo.whole_step.optimizer.optimizer_sync import Describe, GroupsSnapshot, OptimizerLink
+from ipu_dynamo.whole_step.optimizer.optimizer_sync import (
+    Describe,
+    GroupsSnapshot,
+    OptimizerLink,
+    StatesSnapshot,
+)
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, describe
 from ipu_dynamo.whole_step.optimizer.traced_optimizer import TracedOptimizer, extra_programs
 from ipu_dynamo.whole_step.saving.decided import read_decided, write_decided
@@ -219,6 +224,12 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         # Who has the newest state of the optimiser; None: it has no other steps than these.
         self.newest_state: NewestState | None = None
         self.checkpoint: Resumed | None = None  # which the program gets when it is compiled
+        self._states_of_checkpoint: StatesSnapshot | None = None  # the optimiser's, when it was set
+        self._loses_states = False  # the optimiser has later ones than the checkpoint
+
+    def go_on_from(self, checkpoint: Resumed) -> None:
+        """Take a checkpoint when the program is compiled."""
+        self.checkpoint, self._states_of_checkpoint = checkpoint, self._training().snapshot()
 
     @property
     def has_newer_state(self) -> bool:
@@ -427,6 +438,9 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             skipping_sources(self.options.skipped_sources),
         ):
             if self._link is not None:
+                if self.checkpoint is not None and self._states_of_checkpoint is not None:
+                    now = self._link.snapshot()
+                    self._loses_states = self._states_of_checkpoint.is_overwritten(now)
                 if self.newest_state is not None:
                     self.newest_state.read()  # the new program goes on from there
                 elif self._link.live and self._executable is not None:
@@ -516,6 +530,14 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         Args:
             figures: to decide by; None: those of this machine.
         """
+        if self._loses_states:
+            raise InputError(
+                "the optimizer's state was written after load_checkpoint, whose states the program "
+                "would take",
+                hint="load the checkpoint last; or compile, then call write_optimizer_state",
+            )
+        if self._link is not None and self.checkpoint is not None:
+            self._states_of_checkpoint = self._link.snapshot()  # with those of rank 0
         transport = None if share is None else ranks.transport_of(options)
         tensors = {role.name: tensor for role, tensor in named_tensors(self.model)}
         weights_elsewhere.check_newest(tensors, transport, compiles=True)
@@ -621,7 +643,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             self.newest_state.step = self
         if self.checkpoint is not None:
             self.say_states_are_newer()
-            self.checkpoint = None
+            self.checkpoint = self._states_of_checkpoint = None
 
     def _note_shared(self, transport: Transport | None) -> None:
         """Note which tensors the model and this rank's part of the program have in common."""

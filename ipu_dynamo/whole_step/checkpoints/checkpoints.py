@@ -270,7 +270,8 @@ def load_checkpoint(folder: Folder, step: CompiledModel) -> Any:
         for _, first, tensor, _ in every_tensor(step):
             if tensor.data_ptr() not in written:  # a later write would reach all replicas
                 tensor.copy_(checkpoint.tensors[first])
-    step.checkpoint = None if step.is_compiled else checkpoint
+    if not step.is_compiled:
+        step.go_on_from(checkpoint)
     return checkpoint.head.extra
 
 

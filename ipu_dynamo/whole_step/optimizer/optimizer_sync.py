@@ -39,6 +39,28 @@ class GroupsSnapshot(NamedTuple):
     numbers: list[list[Any]]
 
 
+class StatesSnapshot(NamedTuple):
+    """States of an optimiser at one time, by which writes are noticed.
+
+    Args:
+        states: the optimiser's dict of all.
+        versions: of tensors among `values`, as torch counts writes.
+    """
+
+    optimizer: torch.optim.Optimizer
+    states: Any
+    values: list[Any]
+    versions: list[int]
+
+    def is_overwritten(self, later: "StatesSnapshot") -> bool:
+        """Whether somebody has written states between this and a later snapshot."""
+        if later.optimizer is not self.optimizer:
+            return False  # a program takes the numbers of another optimiser, and no states
+        if later.states is not self.states or later.versions != self.versions:
+            return True
+        return [*map(id, later.values)] != [*map(id, self.values)]
+
+
 class OptimizerLink:
     """The optimiser of a compiled model.
 
@@ -134,6 +156,13 @@ class OptimizerLink:
             return self.traced.known(), import_loss_scale(self.optimizer)
         states = import_state(reading.groups, self.optimizer, self._parameters())
         return states, import_loss_scale(self.optimizer)
+
+    def snapshot(self) -> StatesSnapshot:
+        """The optimiser's states as they are now."""
+        optimizer, states = self.optimizer, self.optimizer.state
+        values = [v for of in states.values() if isinstance(of, Mapping) for v in of.values()]
+        versions = [v._version for v in values if isinstance(v, Tensor)]
+        return StatesSnapshot(optimizer, states, values, versions)
 
     def read_state(self, program: Program, executable: Executable) -> None:
         """Write the state on the IPUs into the torch optimiser."""

@@ -364,6 +364,29 @@ def test_the_torch_optimizer_has_the_states_that_were_loaded(early, tmp_path):
     assert torch.equal(other(*batch()), expected)  # it goes on with its own states
 
 
+@pytest.mark.parametrize("write", ["load", "add", "clear"])
+def test_states_of_the_optimizer_that_a_checkpoint_would_overwrite_are_refused(write, tmp_path):
+    path, other = save_checkpoint(tmp_path, trained(optimizer=adam)), trained(optimizer=adam)
+    other.read_optimizer_state()
+    optimizer = other._link.optimizer
+    fresh = compile_training(other.model, optimizer, EAGER)
+    states = optimizer.state_dict()
+    load_checkpoint(path, fresh)
+    if write == "load":
+        optimizer.load_state_dict(states)
+    elif write == "add":
+        next(iter(optimizer.state.values()))["exp_avg"].add_(1)
+    else:
+        optimizer.state.clear()
+    for _ in range(2):
+        with pytest.raises(InputError, match="state was written after load_checkpoint"):
+            fresh(*batch())
+    load_checkpoint(path, fresh)
+    fresh.compile(*batch())
+    states = optimizer.state_dict()["state"].values()
+    assert [state["step"].item() for state in states] == [2] * 4
+
+
 def test_the_latest_is_found_in_the_folder(tmp_path):
     assert latest_checkpoint(tmp_path / "none") is None
     step = trained()
