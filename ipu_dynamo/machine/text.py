@@ -13,7 +13,7 @@ _BAR = 30  # characters of an IPU's bar: its limit
 _ALL_IPUS = 8  # of more, only the fullest and the slowest have a line
 _NAMED = 3  # of each
 _ROWS, _TENSORS, _UNKNOWN = 10, 5, 2
-_OPERATOR, _TENSOR = 34, 30  # characters of names
+_OPERATOR, _TENSOR = 34, 46  # characters of names
 
 
 def prediction_text(prediction: "Prediction") -> str:
@@ -111,7 +111,7 @@ def _ipu_lines(prediction: "Prediction") -> Iterator[str]:
     """A line for each IPU, or for the fullest and the slowest of many."""
     ipus = prediction.ipus
     numbers = range(len(ipus))
-    yield f"{'':7}{'memory, low to high':24}{'|':>{_BAR + 1}} {'cycles in a step':>18}  most bytes"
+    yield f"{'':7}{'memory, low to high':21}{'limit |':>{_BAR + 1}} {'cycles':>14}  most bytes"
     shown = list(numbers)
     if len(ipus) > _ALL_IPUS:
         fullest = sorted(numbers, key=lambda i: -ipus[i].memory.total.central)[:_NAMED]
@@ -131,9 +131,9 @@ def _ipu_line(number: int, ipu: "IpuPrediction") -> str:
     filled = round(_BAR * memory.total.central / max(memory.limit, 1))
     bar = "#" * min(filled, _BAR) + "." * (_BAR - filled) + ("+" if filled > _BAR else "|")
     largest = max(memory.categories, key=lambda c: c.nbytes.central, default=None)
-    most = "" if largest is None else f"{largest.name} {nbytes(largest.nbytes.central)}"
+    most = "" if largest is None else largest.name
     interval = f"{nbytes(memory.total.low)} to {nbytes(memory.total.high)}"
-    return f"IPU {number:<3}{interval:24}{bar} {ipu.cycles.busy:>18,}  {most}"
+    return f"IPU {number:<3}{interval:21}{bar} {ipu.cycles.busy:>14,}  {most}"
 
 
 def costliest(prediction: "Prediction") -> list[tuple["OperatorRow", int]]:
@@ -177,9 +177,9 @@ def _tensor_lines(prediction: "Prediction") -> Iterator[str]:
 
 
 def _certainty(prediction: "Prediction") -> Iterator[str]:
-    words = {"F": "read in a source", "D": "derived", "fitted": "fitted", "M": "recalled"}
+    words = {"F": "read in sources", "D": "derived", "fitted": "fitted", "M": "recalled"}
     shares = [f"{percent(mark.share)} {words[mark.mark]}" for mark in prediction.marks]
-    yield f"cycles rest on constants that are: {', '.join(shares) or 'none'}"
+    yield f"cycles by the constants in them: {', '.join(shares) or 'none'}"
     if unknown := prediction.unknown:
         named = ", ".join(f"{u.operator} {percent(u.share)}" for u in unknown[:_UNKNOWN])
         more = f" and {len(unknown) - _UNKNOWN} more" if len(unknown) > _UNKNOWN else ""

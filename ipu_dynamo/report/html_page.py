@@ -7,11 +7,13 @@ security policy allows these by hash, and nothing else.
 import base64
 import json
 import os
+from collections.abc import Sequence
 from hashlib import sha256
 from importlib.resources import files
 
 from ipu_dynamo.machine.prediction import Prediction
 from ipu_dynamo.report.views.page_view import page_view
+from ipu_dynamo.runtime.execute.timeline import Span, Timeline
 from ipu_dynamo.saved.replace_file import replacing
 
 _SCRIPTS = (
@@ -25,19 +27,24 @@ _SCRIPTS = (
 )  # joined in this order
 
 
-def write_report(prediction: Prediction, path: str | os.PathLike[str]) -> None:
+def write_report(
+    prediction: Prediction, path: str | os.PathLike[str], *, timeline: Timeline | None = None
+) -> None:
     """Write the report of a prediction: an HTML file that opens without a network.
+
+    Args:
+        timeline: of the same program on this computer; its times are shown next to the prediction.
 
     Raises:
         OSError: it cannot be written; a file that is there stays as it was.
     """
-    page = html_page(prediction)
+    page = html_page(prediction, () if timeline is None else timeline.spans)
     with replacing(path) as file:
         file.write(page.encode())
 
 
-def html_page(prediction: Prediction) -> str:
-    """The text of a report."""
+def html_page(prediction: Prediction, measured: Sequence[Span] = ()) -> str:
+    """The text of a report; `measured` are spans of a timeline."""
     library = "\n".join([_asset("guard.js"), _asset("uplot/uPlot.iife.min.js")])
     body = "\n".join(_asset(f"{name}.js") for name in _SCRIPTS)
     script = f'(function () {{\n"use strict";\n{body}\n}})();'
@@ -49,7 +56,7 @@ def html_page(prediction: Prediction) -> str:
     parts = {
         "policy": policy,
         "style": style,
-        "view": escaped_json(page_view(prediction)),
+        "view": escaped_json(page_view(prediction, measured)),
         "library": library,
         "script": script,
     }

@@ -134,7 +134,7 @@ def drawn_prediction(
         unknown=(Unknown("my.op.default", "4 cycles for each vector", f"{line}:9", 0.01),),
         notes=("Steps of large models on more than one machine are predicted too fast.",),
         machine=(
-            Constant("tiles", 1472, "", "F", "docs"),
+            Constant("tiles", 1472.0, "", "F", "docs"),
             Constant("clock", clock, "Hz", "F", "x"),
         ),
         reproduce=Reproduce(

@@ -7,6 +7,7 @@ import pytest
 
 from ipu_dynamo.machine.text import headline
 from ipu_dynamo.report.html_page import write_report
+from ipu_dynamo.runtime.execute.timeline import Span, Timeline
 from tests.report.browser import playwrights, tabs
 from tests.report.predictions import drawn_prediction, empty_prediction
 
@@ -244,6 +245,24 @@ def test_a_url_with_unknown_things_opens(tab, files, fragment):
     tab.open(files / "small.html", fragment)
     assert len(tab.rows("operators")) == 40
     assert tab.messages == []
+
+
+def test_times_of_this_computer_are_below_the_timeline(tab, files, tmp_path):
+    tab.open(files / "small.html")
+    assert tab.page.locator("#measured-rows").count() == 0
+    times = [(0, 1.0, 1.5), (1, 2.0, 2.25), (2, 4.0, 4.25)]
+    spans = [Span(0, f"stage_0 {batch}", 0, 2, batch, 0, *time) for batch, *time in times]
+    write_report(drawn_prediction(), tmp_path / "report.html", timeline=Timeline(spans))
+    tab.open(tmp_path / "report.html")
+    (row,) = tab.rows("measured")
+    assert row == {
+        "Call": "stage_0",
+        "IPU": "IPU 2",
+        "Stage": "0",
+        "Runs": "3",
+        "Median": "250 ms",
+        "All runs": "1.00 s",
+    }
 
 
 def test_names_are_shown_as_text(tab, tmp_path):

@@ -18,6 +18,7 @@ const FORMATS = {
   cycles: whole,
   bytes: (n) => scaled(n, 1024, ["B", "KiB", "MiB", "GiB"]),
   flops: (n) => scaled(n, 1000, ["", "k", "M", "G", "T", "P"]),
+  seconds: (n) => scaled(1e6 * n, 1000, ["µs", "ms", "s"]),
   percent: (n) => (n === null ? "" : (100 * n).toFixed(1) + " %"),
 };
 

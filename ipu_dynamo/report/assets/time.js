@@ -120,6 +120,10 @@ function drawTimeline() {
     onselect: (line) => selectCall(line.position, calls().ipu[line.position]),
   });
   table.refresh();
+  if (view.measured.rows.length) {
+    host.append(element("h3", {}, view.measured.caption));
+    fixedTable("timeline", view.measured, { name: "measured" });
+  }
   follow(() => {
     const chosen = callOfStep();
     lanes.forEach((lane, i) => lane.classList.toggle("chosen", i === selection.ipu));

@@ -1,11 +1,14 @@
 """Join the view models of all sections to that of a page."""
 
+from collections.abc import Sequence
+
 from ipu_dynamo.machine.prediction import Prediction
 from ipu_dynamo.machine.text import headline, items, percent, precision, seconds, step_name
 from ipu_dynamo.report.views.compact import Column, Json, Strings, table
 from ipu_dynamo.report.views.memory_view import category_names, ipu_bars, memory_views
 from ipu_dynamo.report.views.operator_view import block_views, call_view, operator_view
-from ipu_dynamo.report.views.time_view import cycle_table, timeline_view
+from ipu_dynamo.report.views.time_view import cycle_table, measured_table, timeline_view
+from ipu_dynamo.runtime.execute.timeline import Span
 
 _MARK_WORDS = {
     "F": "read in a public source",
@@ -15,8 +18,12 @@ _MARK_WORDS = {
 }
 
 
-def page_view(prediction: Prediction) -> dict[str, Json]:
-    """All that a report shows, as JSON. Texts are positions in `strings`."""
+def page_view(prediction: Prediction, measured: Sequence[Span] = ()) -> dict[str, Json]:
+    """All that a report shows, as JSON. Texts are positions in `strings`.
+
+    Args:
+        measured: times of the same program's calls on this computer.
+    """
     strings = Strings()
     view = {
         "title": f"{prediction.model} on {prediction.system}",
@@ -33,6 +40,7 @@ def page_view(prediction: Prediction) -> dict[str, Json]:
         "memory": memory_views(prediction, strings),
         "cycles": cycle_table(prediction, strings),
         "timeline": timeline_view(prediction, strings),
+        "measured": measured_table(measured, strings),
         "machine": _machine(prediction, strings),
         "made": _made(prediction),
     }

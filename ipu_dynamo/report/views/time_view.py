@@ -1,10 +1,13 @@
-"""Show where the cycles of each IPU go, and the timeline of a step."""
+"""Show the cycles of each IPU by kind of work, and the timeline of a step."""
 
+from collections.abc import Sequence
+from statistics import median
 from typing import get_args
 
 from ipu_dynamo.machine.predicted_time import TimelineSection, Work
 from ipu_dynamo.machine.prediction import Prediction
 from ipu_dynamo.report.views.compact import Column, Json, Strings, pack_columns, table
+from ipu_dynamo.runtime.execute.timeline import Span
 
 _WORKS: tuple[Work, ...] = get_args(Work)
 _OPERATORS = ("compute", "exchange", "relayout", "reduction", "overhead")
@@ -40,6 +43,27 @@ def timeline_view(prediction: Prediction, strings: Strings) -> dict[str, Json]:
         "works": list(_WORKS),
         "sections": [_section(section, strings) for section in prediction.timeline],
     }
+
+
+def measured_table(spans: Sequence[Span], strings: Strings) -> dict[str, Json]:
+    """Times of the calls on this computer, those of a function on one IPU together."""
+    times: dict[tuple[str, int, int], list[float]] = {}
+    for span in spans:
+        name = span.name.rpartition(" ")[0]  # without the micro-batch
+        times.setdefault((name, span.stage, span.ipu), []).append(span.end - span.start)
+    columns: list[Column] = [
+        ("call", "Call", "text"),
+        ("ipu", "IPU", "text"),
+        ("stage", "Stage", "text"),
+        ("count", "Runs", "count"),
+        ("median", "Median", "seconds"),
+        ("sum", "All runs", "seconds"),
+    ]
+    rows = [
+        [name, f"IPU {ipu}", str(stage), len(of), median(of), sum(of)]
+        for (name, stage, ipu), of in times.items()
+    ]
+    return table(strings, "Measured on this computer", columns, rows)
 
 
 def _section(section: TimelineSection, strings: Strings) -> dict[str, Json]:
