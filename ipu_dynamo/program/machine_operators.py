@@ -163,6 +163,10 @@ class MachineGraph:
         owner = self.memory(node)
         return self._sources.get(owner, "constant" if _is_value_only(owner) else None)
 
+    def bodies(self, node: fx.Node) -> tuple["MachineGraph", ...]:
+        """The graphs that a loop or a branch runs."""
+        return self._bodies.get(node, ())
+
     def value(self, node: fx.Node) -> Seen:
         """Return the type of a node on the machine; None: the machine has no such value.
 
@@ -211,7 +215,7 @@ class MachineGraph:
             tuple(filter(None, map(self._types.get, operands))),
             tuple(filter(None, (self._types.get(made) for made in (parts if several else [node])))),
             place,
-            tuple(body.listed(place) for body in self._bodies.get(node, ())),
+            tuple(body.listed(place) for body in self.bodies(node)),
             node,
             tuple(map(self.source, operands)),
             frozenset(i for i, value in enumerate(operands) if self._dies(value, node)),
@@ -297,9 +301,21 @@ class MachineGraph:
 
 def machine_operators(program: Program) -> Iterator[tuple[Call, tuple[MachineOperator, ...]]]:
     """Each call of a program with the operators that the machine runs for it, in program order."""
+    for call, graph in machine_calls(program):
+        yield call, graph.listed(call.direction)
+
+
+def machine_calls(
+    program: Program, values: dict[str, Seen] | None = None
+) -> Iterator[tuple[Call, MachineGraph]]:
+    """Each call of a program with the graph that the machine runs; equal calls share it.
+
+    Args:
+        values: gets what `machine_values` returns.
+    """
     graphs: dict[tuple[str, tuple[Seen, ...]], MachineGraph] = {}
-    for call, inputs in _inputs_of_calls(program, graphs):
-        yield call, graphs[call.function, inputs].listed(call.direction)
+    for call, inputs in _inputs_of_calls(program, graphs, values):
+        yield call, graphs[call.function, inputs]
 
 
 def machine_values(program: Program) -> Values:
