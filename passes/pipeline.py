@@ -205,7 +205,7 @@ def traced_passes(
         LiftConstants("traced", warn),
         CheckTypes(),
         OverlapIO(options),
-        TagConvolutionGroups(),
+        TagConvolutionGroups(options.convolution_memory_proportion),
         *cutting,
         Placement(strategy, count),
         DeferWrites(options.gradient_accumulation if training else 1),

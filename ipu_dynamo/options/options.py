@@ -107,6 +107,7 @@ class Options:
         memory_proportion: the share of an IPU's memory that a product may use for temporary values:
             for all IPUs, or by IPU, `{0: 0.2}`; others have the default. It is in the program's
             text, for a model of an IPU's memory and cycles, and changes no result.
+        convolution_memory_proportion: the same of convolutions; None: `memory_proportion`.
         sync_pattern: which IPUs wait for a transfer to or from the host: all (`full`), only the one
             that transfers (`single_pipeline`), or its replica or half of the IPUs
             (`replica_and_ladder`). It is in the program's text, likewise.
@@ -199,6 +200,7 @@ class Options:
     locations: Locations = field(default_factory=Locations)
     io_tiles: int = 0
     memory_proportion: float | Mapping[int, float] = field(default=MEMORY_PROPORTION, hash=False)
+    convolution_memory_proportion: float | None = None
     sync_pattern: SyncPattern = "full"
     recompute: Recomputation = "auto"
     recompute_budget: int | None = None
@@ -299,12 +301,16 @@ class Options:
         given = self.memory_proportion
         by_ipu = given if isinstance(given, Mapping) else {0: given}
         for ipu, share in by_ipu.items():
-            number = isinstance(share, int | float) and not isinstance(share, bool)
-            if type(ipu) is not int or ipu < 0 or not number or not 0 <= share <= 1:
+            if type(ipu) is not int or ipu < 0 or not _is_share(share):
                 raise OptionError(
                     f"option memory_proportion is {given!r}; it is a number from 0 to 1, or such "
                     "numbers by IPU: {0: 0.2}"
                 )
+        own = self.convolution_memory_proportion
+        if own is not None and not _is_share(own):
+            raise OptionError(
+                f"option convolution_memory_proportion is {own!r}; it is a number from 0 to 1"
+            )
 
     def memory_proportions(self, num_ipus: int) -> tuple[float, ...]:
         """The memory proportion of each IPU; empty where all have the default."""
@@ -427,3 +433,8 @@ class Options:
         if self.output_mode != "default":
             return self.output_mode
         return "final" if training else "all"
+
+
+def _is_share(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and bool(0 <= value <= 1)

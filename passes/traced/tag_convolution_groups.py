@@ -124,13 +124,22 @@ def plan(graph: fx.Graph) -> list[_Group]:
 
 
 class TagConvolutionGroups(GraphPass):
-    """The pass."""
+    """The pass.
 
+    Args:
+        memory: the share of all convolutions that have none of their own; None: that of their IPU.
+    """
+
+    memory: float | None = None
     level = "traced"
     needed = "its markers compute nothing that a stage could run"
 
     def rewrite(self, capture: Traced) -> bool:
         graph = capture.graph.graph
+        convolutions = [node for node in graph.nodes if node.target in CONVOLUTIONS]
+        if self.memory is not None:
+            for node in convolutions:
+                _tag(node, MEMORY_SHARE, str(self.memory))
         groups = plan(graph)
         for number, group in enumerate(groups):
             for node, place, share in group.members(number):
@@ -147,7 +156,7 @@ class TagConvolutionGroups(GraphPass):
         for node in list(graph.nodes):
             if node.target in (begin_convolutions, end_convolutions):
                 graph.erase_node(node)
-        return bool(groups) or bool(shares)
+        return bool(groups) or bool(shares) or (self.memory is not None and bool(convolutions))
 
 
 def _each(settings: object, count: int) -> list[str]:

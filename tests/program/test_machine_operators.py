@@ -461,6 +461,27 @@ def test_a_share_of_memory_reaches_an_operator_and_its_gradients(partials):
         Program.parse(text)
 
 
+@pytest.mark.parametrize("share", [None, 0.25])
+def test_convolutions_have_the_share_of_the_options_unless_they_have_their_own(share):
+    convolutions = nn.ModuleList([nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)]).half()
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convolutions = convolutions
+
+        def forward(self, x):
+            first, second = self.convolutions
+            return ipu_dynamo.set_available_memory(second(first(x)), 0.5) @ x
+
+    options = Options(convolution_memory_proportion=share)
+    image = torch.ones(1, 4, 4, 4, dtype=torch.float16)
+    found = [share for _, share in shares_of(program(Model(), (image,), options))]
+    assert found == [*([] if share is None else [share]), 0.5]
+    with pytest.raises(ipu_dynamo.options.OptionError, match="from 0 to 1"):
+        Options(convolution_memory_proportion=2)
+
+
 def test_a_share_of_memory_without_an_operator_changes_nothing():
     def model(x):
         return ipu_dynamo.set_available_memory(x.exp().sin().cos().tan(), 0.5)

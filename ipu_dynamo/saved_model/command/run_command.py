@@ -14,7 +14,6 @@ from ipu_dynamo.saved_model.command.result_files import check_free, write_result
 from ipu_dynamo.saved_model.command.tag_sets import tags_of
 from ipu_dynamo.saved_model.conversion.open_converted import ConvertedSignature
 from ipu_dynamo.saved_model.conversion.settings.ipu_config import IpuSettings, checked_settings
-from ipu_dynamo.saved_model.conversion.settings.recorded_only import tell_of_recorded
 from ipu_dynamo.saved_model.directory import SavedPrograms
 from ipu_dynamo.saved_model.feeds.array_calls import to_array
 from ipu_dynamo.saved_model.feeds.array_files import read_array
@@ -102,9 +101,7 @@ def _settings(options: argparse.Namespace) -> IpuSettings:
     """The settings of IPUs that the options give, checked whether they are used or not."""
     names = (field.name for field in fields(IpuSettings))
     given = {name: getattr(options, name) for name in names}
-    settings = checked_settings(**{name: v for name, v in given.items() if v is not None})
-    tell_of_recorded(matmul_amp=settings.matmul_amp, conv_amp=settings.conv_amp)
-    return settings
+    return checked_settings(**{name: v for name, v in given.items() if v is not None})
 
 
 def _arrays(options: argparse.Namespace, signature: Signature) -> dict[str, Any]:

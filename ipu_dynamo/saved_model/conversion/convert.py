@@ -20,7 +20,6 @@ from ipu_dynamo.saved_model.conversion.pipelines.plan import PipelinePlan, plan_
 from ipu_dynamo.saved_model.conversion.settings.combinations import check_combinations
 from ipu_dynamo.saved_model.conversion.settings.config_file import Request, read_request
 from ipu_dynamo.saved_model.conversion.settings.option_checks import integer
-from ipu_dynamo.saved_model.conversion.settings.recorded_only import tell_of_recorded
 from ipu_dynamo.saved_model.conversion.write_converted import (
     Result,
     copy_assets,
@@ -102,7 +101,6 @@ def convert_signature(
     """
     options, out = request.options, Path(os.path.abspath(output_dir))
     check_combinations(options)
-    tell_of_recorded(matmul_amp=options.matmul_amp, conv_amp=options.conv_amp)
     _check_empty(out)
     programs = SavedPrograms(dir, trust=trust)
     with programs.signature(tags, key) as signature:

@@ -2,14 +2,15 @@
 
 import os
 import re
-import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from ipu_dynamo import programs
 from ipu_dynamo.saved_model import convert, load, save
+from ipu_dynamo.saved_model.conversion.settings.ipu_config import IpuSettings
 from ipu_dynamo.saved_model.files.named_errors import naming
 from tests.saved_model.converting import embedded
 from tests.saved_model.test_command import SERVE, run  # noqa: F401  a fixture
@@ -28,28 +29,6 @@ def source(tmp_path_factory):
     folder = tmp_path_factory.mktemp("source") / "p"
     save(folder, {"serving_default": (nn.Linear(4, 4), (torch.randn(3, 4),))})
     return folder
-
-
-@pytest.mark.parametrize("names", [("matmul_amp",), ("conv_amp",), ("matmul_amp", "conv_amp")])
-def test_proportions_are_told_to_have_no_effect_once(source, names):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        convert(source, "out", **dict.fromkeys(names, 0.25))
-    (warning,) = [w for w in caught if issubclass(w.category, UserWarning)]
-    assert f"{' and '.join(names)}: recorded, and without effect" in str(warning.message)
-
-
-def test_proportions_that_are_the_default_say_nothing(source):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        convert(source, "out", matmul_amp=0.6)
-        convert(source, "again", config_file="out/conversion_params.json")
-
-
-def test_run_tells_of_proportions(source, run):  # noqa: F811
-    exprs = ("--input_exprs", "input=np.ones((3, 4))")
-    with pytest.warns(UserWarning, match="conv_amp: recorded, and without effect"):
-        run("run", "--dir", source, *SERVE, *exprs, "--init_ipu", "--conv_amp", 0.1)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +57,29 @@ def test_errors_of_the_system_name_their_option(source, tmp_path, options, probl
     with pytest.raises((OSError, ValueError), match=problem):
         convert(source, **arguments)
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_proportions_are_in_the_program(tmp_path):
+    class Model(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x).flatten(1) @ x.flatten(1).t()
+
+    x = torch.randn(2, 3, 8, 8)
+    save(tmp_path / "p", {"serving_default": (Model(nn.Conv2d(3, 3, 1)), (x,))})
+    shares = {"matmul_amp": 0.25, "conv_amp": 0.125}
+    convert(tmp_path / "p", tmp_path / "out", num_ipus=1, int64_to_int32_conversion=True, **shares)
+    with load(tmp_path / "out")["serving_default"] as signature:
+        signature.configure(IpuSettings(**shares))
+        signature(x=x)
+    program = programs()[-1]
+    assert program.memory_proportions == (0.25,)
+    found = {
+        str(node.target): node.meta["ipu.memory"]
+        for function in program.functions
+        for node in function.operators
+        if "ipu.memory" in node.meta
+    }
+    assert found == {"aten.convolution.default": 0.125}
 
 
 def test_results_and_programs_that_cannot_be_reached_name_their_option(source, tmp_path, run):  # noqa: F811

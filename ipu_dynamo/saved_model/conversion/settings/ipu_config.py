@@ -23,8 +23,8 @@ class IpuSettings:
 
     Attributes:
         num_ipus: how many IPUs there are.
-        matmul_amp, conv_amp: available memory proportions; recorded, until a machine model reads
-            them.
+        matmul_amp, conv_amp: shares of an IPU's memory that products and convolutions may use for
+            temporary values, for a model of an IPU's memory and cycles.
         matmul_partial_type, conv_partial_type: of partial sums of products of halves.
     """
 
@@ -40,7 +40,12 @@ class IpuSettings:
     def core_options(self) -> Options:
         """What the core is told of a partition."""
         return Options.read(
-            {"partials": self.matmul_partial_type, "convolution_partials": self.conv_partial_type}
+            {
+                "partials": self.matmul_partial_type,
+                "convolution_partials": self.conv_partial_type,
+                "memory_proportion": self.matmul_amp,
+                "convolution_memory_proportion": self.conv_amp,
+            }
         )
 
 
