@@ -13,6 +13,7 @@ from ipu_dynamo.capture.private.tracing import unrecorded
 from ipu_dynamo.capture.swap import Model, named_tensors
 from ipu_dynamo.capture.trace import Arguments, read_arguments
 from ipu_dynamo.errors import InputError, skipping_sources
+from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.ops.private.thread_modes import KeptGradMode, recorded_casts_only
 from ipu_dynamo.options import Costs, Options
@@ -88,6 +89,7 @@ class _Lowered(NamedTuple):
     Args:
         options: that it was compiled with.
         reading: of the optimiser.
+        figures: those that `engine` decides by, if they are not this machine's.
         split: how calls split into micro-batches here.
     """
 
@@ -95,6 +97,7 @@ class _Lowered(NamedTuple):
     options: Options
     reading: GroupsSnapshot
     engine: Engine
+    figures: Figures | None
     machine: Machine
     split: Batching
 
@@ -447,7 +450,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
                     self.read_optimizer_state()
             if transport is None:
                 lowered = self._lower(given, self.options)
-                self._bring_up(given, lowered, lowered.seed())
+                self._adopt(given, lowered, self._bring_up(lowered, lowered.seed()), None)
             else:
                 self._compile_together(given, transport)
         self._times = times()
@@ -478,7 +481,8 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             assert error is not None
             raise error
         with compile_lock():
-            self._bring_up(given, lowered, lowered.seed(), transport)
+            executable = self._bring_up(lowered, lowered.seed(), transport)
+            self._adopt(given, lowered, executable, transport)
 
     def _agree(
         self,
@@ -498,13 +502,15 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             if decided != lowered.decided and (figures := read_decided(decided, lowered.engine)):
                 lower = partial(self._lower, given, lowered.options, transport.share)
                 lowered, error = attempt(lower, figures)
+        executable: Executable | None = None
         if lowered is not None:
-            _, error = attempt(self._bring_up, given, lowered, seed, transport)
-        try:
+            executable, error = attempt(self._bring_up, lowered, seed, transport)
+        with DeferredSignals(once=True):  # all ranks take the new program, or none
             complete_together(transport, error)
-        except BaseException:  # all ranks compile anew, or none
-            self._expected = self._compiled = self._executable = None
-            raise
+            assert lowered is not None
+            assert executable is not None
+            with compile_lock():
+                self._adopt(given, lowered, executable, transport)
 
     def _costs(self, given: Arguments, share: Share) -> Costs:
         """What operators take, by which the strategy cuts the model."""
@@ -547,13 +553,12 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         groups = reading.groups
         if figures is None and self._ready_made:
             figures = self._ready_made.figures
-        self._figures = figures
         engine = self._engine or make_engine(options.stage_engine, options.check_compiled)
         machine = Machine(
             engine.name,
             hyperparameters=[group.values for group in groups],
             own_tensors=self._own_weights,
-            figures=self._figures,
+            figures=figures,
             share=share,
         )
         compiling = partial(
@@ -574,7 +579,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         if link is not None and link.traced is not None:
             compiled = replace(compiled, passes=(*link.traced.passes, *compiled.passes))
         (refuse_shared_memory if self._own_weights else refuse_what_cannot_be_shared)(compiled)
-        return _Lowered(compiled, options, reading, engine, machine, split)
+        return _Lowered(compiled, options, reading, engine, figures, machine, split)
 
     def _read_groups(self) -> GroupsSnapshot:
         """The optimiser's groups as they are now; none without an optimiser."""
@@ -598,10 +603,10 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             return make(reading.groups), reading
 
     def _bring_up(
-        self, given: Arguments, lowered: _Lowered, seed: int, transport: Transport | None = None
-    ) -> None:
-        """Compile the functions of a program, and run it from now on."""
-        compiled, options, reading, engine, machine, split = lowered
+        self, lowered: _Lowered, seed: int, transport: Transport | None = None
+    ) -> Executable:
+        """Compile the functions of a program; nothing of this object depends on it yet."""
+        compiled, options, reading, engine, _, machine, split = lowered
         link, groups = self._link, reading.groups
         known, scale = link.known(reading) if link is not None else ({}, {})
         tensors = initial_tensors(compiled, known, private=self._own_weights, loss_scale=scale)
@@ -627,23 +632,64 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             executable.trace_with(
                 lambda: with_update(link.trace_next(compiled.program, executable, options), machine)
             )
-        self._watched = [
-            (name, given, given.data_ptr())
-            for name, given in compiled.tensors.items()
-            if name in tensors and tensors[name].data_ptr() == given.data_ptr() != 0
-        ]
         if self.checkpoint is not None:
             self.checkpoint.give(compiled.program, executable, groups, self.settled_counters)
-        if link is not None:
-            link.take(reading)
+        return executable
+
+    def _adopt(
+        self,
+        given: Arguments,
+        lowered: _Lowered,
+        executable: Executable,
+        transport: Transport | None,
+    ) -> None:
+        """Run this program from now on."""
+        compiled = lowered.compiled
+        held = {variable.name for variable in compiled.program.variables}
+        self._watched = [
+            (name, tensor, tensor.data_ptr())
+            for name, tensor in compiled.tensors.items()
+            if name in held and executable.whole(name).data_ptr() == tensor.data_ptr() != 0
+        ]
+        if self._link is not None:
+            self._link.take(lowered.reading)
         self._unchanged, self._state_to_write = UnchangedModel(self.model, compiled.outside), False
-        self._take(compiled, executable, engine, ExpectedArguments(given))
+        self._figures = lowered.figures
+        self._take(compiled, executable, lowered.engine, ExpectedArguments(given))
         self._note_shared(transport)
         if self.newest_state is not None:
             self.newest_state.step = self
         if self.checkpoint is not None:
             self.say_states_are_newer()
             self.checkpoint = self._states_of_checkpoint = None
+
+    def _take(
+        self,
+        compiled: Compiled,
+        executable: Executable,
+        engine: Engine,
+        expected: ExpectedArguments,
+    ) -> None:
+        """Run this program in calls."""
+        if wanted := wanted_variables(compiled, self.options.anchors):
+            trains = compiled.program.kind == "training"
+            steps = executable.batching.iterations if trains else 1
+            held = {variable.name for variable in compiled.program.variables}
+            unread = {n: t.detach() for n, t in compiled.tensors.items() if n not in held}
+            executable.records = StepRecords(wanted, executable.batching, steps, unread)
+        remember(
+            compiled.host,
+            lambda: executable.host_plan,
+            lambda: executable.schedule_for(None),
+        )
+        warned = set() if self._inputs is None else self._inputs.warned
+        self._inputs = CallInputs(compiled.program, compiled.input_names, self.options, warned)
+        self._anchored = {}
+        self._engine, self._expected = engine, expected
+        self._compiled, self._executable = compiled, executable
+        with KeptGradMode(), unrecorded():
+            for tensor, value in compiled.host_changes:
+                tensor.copy_(value)
 
     def _note_shared(self, transport: Transport | None) -> None:
         """Note which tensors the model and this rank's part of the program have in common."""
@@ -665,34 +711,6 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             return []
         programs = extra_programs(compiled.program, traced, groups, self.options)
         return [with_update(program, machine) for program in programs]
-
-    def _take(
-        self,
-        compiled: Compiled,
-        executable: Executable,
-        engine: Engine,
-        expected: ExpectedArguments,
-    ) -> None:
-        """Run this program from now on."""
-        if wanted := wanted_variables(compiled, self.options.anchors):
-            trains = compiled.program.kind == "training"
-            steps = executable.batching.iterations if trains else 1
-            held = {variable.name for variable in compiled.program.variables}
-            unread = {n: t.detach() for n, t in compiled.tensors.items() if n not in held}
-            executable.records = StepRecords(wanted, executable.batching, steps, unread)
-        remember(
-            compiled.host,
-            lambda: executable.host_plan,
-            lambda: executable.schedule_for(None),
-        )
-        warned = set() if self._inputs is None else self._inputs.warned
-        self._inputs = CallInputs(compiled.program, compiled.input_names, self.options, warned)
-        self._anchored = {}
-        self._engine, self._expected = engine, expected
-        self._compiled, self._executable = compiled, executable
-        with KeptGradMode(), unrecorded():
-            for tensor, value in compiled.host_changes:
-                tensor.copy_(value)
 
 
 def _returned(compiled: Compiled, results: Mapping[str, Tensor]) -> Any:

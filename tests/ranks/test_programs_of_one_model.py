@@ -3,6 +3,7 @@
 Ranks are threads of this process, with messages in memory.
 """
 
+from dataclasses import replace
 from threading import Lock
 
 import pytest
@@ -178,14 +179,59 @@ def test_a_program_of_one_rank_refuses_weights_that_another_one_trains():
     run_ranks(1, 2, run)
 
 
-def test_programs_run_after_one_rank_could_not_compile_one(monkeypatch):
-    whole, failed = compiled_model.initial_tensors, []
+@pytest.fixture
+def broken(monkeypatch):
+    """Ranks that cannot bring up the next program."""
+    whole, broken = compiled_model.initial_tensors, set()
 
-    def fails_once(*args, **kwargs):
-        if transport_here().share.rank == 1 and not failed:
-            failed.append(1)
+    def initial_tensors(*args, **kwargs):
+        if transport_here().share.rank in broken:
+            broken.remove(transport_here().share.rank)
             raise MemoryError
         return whole(*args, **kwargs)
+
+    monkeypatch.setattr(compiled_model, "initial_tensors", initial_tensors)
+    return broken
+
+
+class Dropping(Normed):
+    """A chain with statistics of each replica, and random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first.append(nn.Dropout(0.5))
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_the_program_stays_if_a_rank_could_not_bring_up_another_one(mesh, broken):
+    def run(transport, *, fails):
+        rank = Rank(transport, replace(OPTIONS, seed=3), Dropping)
+        rank.train(range(2))
+        if fails and rank.share.rank == 1:
+            broken.add(1)
+        if fails:
+            with pytest.raises((MemoryError, RankFailed)):
+                rank.step.compile(rank.rows(0, OPTIONS, training=True).repeat(2, 1))
+        rank.train(range(2, 4))
+        own = rank.share.replicas(2)
+        buffers = [
+            rank.step.executable.tensor(v.name, place).clone()
+            for v in rank.step.executable.host_program.runs.variables
+            if v.kind == "buffer"
+            for place in range(len(own))
+        ]
+        rank.step.read_optimizer_state()
+        states = [t.clone() for of in rank.optimizer.state.values() for t in of.values()]
+        return [*rank.weights(), *buffers, *states]
+
+    expected = run_ranks(*mesh, lambda transport: run(transport, fails=False))
+    found = run_ranks(*mesh, lambda transport: run(transport, fails=True))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert all(map(torch.equal, ours, theirs))
+
+
+def test_programs_run_after_one_rank_could_not_compile_one(broken):
+    broken.add(1)
 
     def run(transport):
         rank = Rank(transport)
@@ -194,9 +240,8 @@ def test_programs_run_after_one_rank_could_not_compile_one(monkeypatch):
         rank.train([0])
         return rank.weights()
 
-    expected = run_ranks(1, 2, trained_once)
-    monkeypatch.setattr(compiled_model, "initial_tensors", fails_once)
-    assert_all_have(run_ranks(1, 2, run, seconds=20), expected[0])
+    found = run_ranks(1, 2, run)
+    assert_all_have(found, run_ranks(1, 2, trained_once)[0])
 
 
 def trained_once(transport):
