@@ -1,5 +1,6 @@
 """Write a prediction as a page of text: at most 40 lines of 100 ASCII characters."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -136,30 +137,28 @@ def _ipu_line(number: int, ipu: "IpuPrediction") -> str:
     return f"IPU {number:<3}{interval:21}{bar} {ipu.cycles.busy:>14,}  {most}"
 
 
-def costliest(prediction: "Prediction") -> list[tuple["OperatorRow", int]]:
-    """Rows with their cycles in a step on all IPUs, the most expensive first.
-
-    Rows that differ in cost alone are not joined: they run with other plans.
-    """
-    rows = [(row, row.cycles.total * runs_in_step(prediction, row)) for row in prediction.operators]
-    return sorted(rows, key=lambda pair: -pair[1])
-
-
 def runs_in_step(prediction: "Prediction", row: "OperatorRow") -> int:
     """How often a row runs in a step, on all IPUs of a replica."""
     return row.count * (1 if row.direction == "around" else prediction.micro_batches)
 
 
 def _operator_lines(prediction: "Prediction") -> Iterator[str]:
-    rows = costliest(prediction)
-    total = sum(cycles for _, cycles in rows) or 1
+    """The costliest operators; those that are equal but for their costs are one."""
+    runs: Counter[tuple[object, ...]] = Counter()
+    cycles: Counter[tuple[object, ...]] = Counter()
+    for row in prediction.operators:
+        kind = (row.operator, row.operands, row.results, row.line, row.direction)
+        count = runs_in_step(prediction, row)
+        runs[kind] += count
+        cycles[kind] += count * row.cycles.total
+    total = cycles.total() or 1
     yield "share of operators' cycles, runs in a step, operator, line"
-    for row, cycles in rows[:_ROWS]:
-        name = row.operator + (" (backward)" if row.direction == "backward" else "")
-        runs = f"{runs_in_step(prediction, row):,}"
+    for key, number in cycles.most_common(_ROWS):
+        name, _, _, line, direction = key
+        name = f"{name} (backward)" if direction == "backward" else str(name)
         yield (
-            f"{percent(cycles / total):>8} {runs:>10}  {_cut(_ascii(name), _OPERATOR):{_OPERATOR}} "
-            f"{row.line}"
+            f"{percent(number / total):>8} {f'{runs[key]:,}':>10}  "
+            f"{_cut(_ascii(name), _OPERATOR):{_OPERATOR}} {line}"
         )
 
 
