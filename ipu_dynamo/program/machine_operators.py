@@ -36,7 +36,20 @@ from ipu_dynamo.program.text.graph_text import DIRECTION, OWN_MEMORY
 
 _CAST = str(aten._to_copy.default)
 _CASTS = (aten._to_copy.default, round_stochastically_op)
-_COPIES = (aten.clone.default, aten._unsafe_view.default, aten._reshape_copy.default)
+_COPIES = (
+    aten.clone.default,
+    aten._unsafe_view.default,
+    aten._reshape_copy.default,
+    aten.alias_copy.default,
+    aten.expand_copy.default,
+    aten.permute_copy.default,
+    aten.squeeze_copy.default,
+    aten.squeeze_copy.dim,
+    aten.t_copy.default,
+    aten.transpose_copy.int,
+    aten.unsqueeze_copy.default,
+    aten.view_copy.default,
+)
 _FILLED = (  # with a number
     aten.full_like.default,
     aten.ones_like.default,
@@ -46,7 +59,9 @@ _FILLED = (  # with a number
     aten.new_ones.default,
     aten.new_zeros.default,
     aten.new_empty.default,
+    aten.new_empty_strided.default,
     aten.fill.Scalar,
+    aten.zero.default,
 )
 Seen = TensorType | None  # a value on the machine; None: the machine has no such value
 Source = int | Literal["constant"] | None

@@ -46,13 +46,15 @@ _OF_OPERANDS = (
     "cat stack constant_pad_nd slice_backward select_backward diagonal_backward unfold_backward"
 )
 _OF_RESULTS = (
-    "repeat roll flip rot90 copy expand_copy diag_embed im2col reflection_pad1d reflection_pad2d "
-    "reflection_pad3d replication_pad1d replication_pad2d replication_pad3d upsample_nearest1d "
-    "upsample_nearest2d upsample_nearest3d"
+    "repeat roll flip rot90 copy diag_embed block_diag im2col narrow_copy pixel_shuffle "
+    "pixel_unshuffle channel_shuffle upsample_nearest1d upsample_nearest2d upsample_nearest3d"
 )
+_PADDINGS = [f"{kind}_pad{n}d" for kind in ("reflection", "replication") for n in (1, 2, 3)]
 PRICES: Mapping[str, Price] = {  # by the name without the overload
     **{f"aten.{name}": _operands for name in _OF_OPERANDS.split()},
     **{f"aten.{name}": _results for name in _OF_RESULTS.split()},
+    **{f"aten.{name}": _results for name in _PADDINGS},
+    **{f"aten.{name}_backward": _results for name in _PADDINGS},
     "aten.slice_scatter": _last,
     "aten.select_scatter": _last,
     "aten.diagonal_scatter": _last,

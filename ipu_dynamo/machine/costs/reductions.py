@@ -128,7 +128,10 @@ def _priced(cost: Cost, operator: MachineOperator, backward: bool, resources: Re
 
 
 _ARITHMETIC, _EXP, _LOG = elementwise.ARITHMETIC, elementwise.EXP, elementwise.LOG
-_SUMS = "sum mean amax amin max min argmax argmin prod all any nansum count_nonzero aminmax"
+_SUMS = (
+    "sum mean amax amin max min argmax argmin prod all any nansum count_nonzero aminmax trace "
+    "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward"
+)
 PRICES: Mapping[str, Price] = {  # by the name without the overload
     **{f"aten.{name}": _reduction() for name in _SUMS.split()},
     "aten.var": _reduction(2),
@@ -139,6 +142,11 @@ PRICES: Mapping[str, Price] = {  # by the name without the overload
     "aten.linalg_vector_norm": _reduction(),
     "aten.logsumexp": _reduction(2, _EXP),
     "aten.mse_loss": _reduction(1, _ARITHMETIC, _ARITHMETIC),
+    "aten.smooth_l1_loss": _reduction(1, _ARITHMETIC, elementwise.SELECT, _ARITHMETIC),
+    "aten.huber_loss": _reduction(1, _ARITHMETIC, elementwise.SELECT, _ARITHMETIC),
+    "aten.binary_cross_entropy": _reduction(1, _LOG, _LOG, _ARITHMETIC, _ARITHMETIC),
+    "aten.binary_cross_entropy_with_logits": _reduction(1, _EXP, _LOG, _ARITHMETIC, _ARITHMETIC),
+    "aten.dist": _reduction(1, _ARITHMETIC),
     "aten._softmax": _over_rows(softmax, "dim"),
     "aten._safe_softmax": _over_rows(softmax, "dim"),
     "aten._log_softmax": _over_rows(softmax, "dim"),
