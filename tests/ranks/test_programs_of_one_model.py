@@ -163,6 +163,33 @@ def test_weights_that_rank_0_has_loaded_count_more_than_trained_ones():
     assert_all_have(found, loaded)
 
 
+def sharing(model, share):
+    """A model of which a weight and a bias share memory with those of another one."""
+    other = Chain()
+    other.second[0].weight = nn.Parameter(share(model.second[0].weight))
+    other.second[0].bias = nn.Parameter(share(model.second[0].bias))
+    return other
+
+
+@pytest.mark.parametrize("share", [lambda t: t.data, lambda t: t.data[:]], ids=["data", "view"])
+def test_tensors_that_share_memory_are_newer_together(share):
+    def run(transport):
+        rank, x = Rank(transport), torch.ones(8, 4)
+        with MAKING:
+            other = sharing(rank.model, share)
+        rank.train([0])
+        if rank.share.rank == 0:
+            with pytest.raises(InputError, match=r"second.0.weight and 1 more .* newer on"):
+                compile_inference(other, ALONE)(x)
+        compile_inference(other, INFERENCE).compile(rank.rows(5, INFERENCE, training=False))
+        tensors = [t.detach().clone() for t in other.second.parameters()]
+        rank.weights()
+        return tensors, [t.detach().clone() for t in rank.model.second.parameters()]
+
+    for ours, theirs in run_ranks(1, 2, run):
+        assert all(map(torch.equal, ours, theirs))
+
+
 def test_a_program_of_one_rank_refuses_weights_that_another_one_trains():
     def run(transport):
         rank, first = Rank(transport), transport.share.rank == 0
