@@ -144,11 +144,6 @@ class Wires:
         """How many messages have arrived in this step."""
         return self._incoming[rank, wire, replica].arrived
 
-    def unfinished(self, rank: int, wire: int, replica: int) -> int:
-        """How many messages of this step the other rank has not begun to receive."""
-        outgoing = self._outgoing.get((rank, wire, replica))
-        return 0 if outgoing is None else len(outgoing.sends)
-
     def take(self, rank: int, wire: int, replica: int) -> Tensor | None:
         """Take the next message of a wire, which has arrived. It has memory of its own."""
         unread = self._incoming[rank, wire, replica].unread

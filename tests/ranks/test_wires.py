@@ -8,11 +8,15 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ipu_dynamo import Options, Strategy, compile_inference
 from ipu_dynamo.errors import RankLost
 from ipu_dynamo.program import TensorType
 from ipu_dynamo.runtime.ranks.wires import Wires
-from ipu_dynamo.testing.rank_threads import run_failing_ranks, run_ranks
+from ipu_dynamo.testing.rank_threads import run_failing_ranks, run_ranks, transport_here
+from ipu_dynamo.whole_step import ranks
+from tests.ranks.mesh import Pipeline
 
+MAKING = threading.Lock()  # torch's generator is one for all threads
 NUMBER = TensorType(torch.float32, ())
 
 
@@ -133,14 +137,15 @@ def settled(read):
 
 def test_a_wire_receives_two_messages_ahead_and_none_of_a_later_step():
     def run(transport):
-        wires = Wires(transport, 0)
+        wires, sends, send = Wires(transport, 0), [], transport.send
+        transport.send = lambda *message: sends.append(send(*message)) or sends[-1]
         if transport.share.rank == 0:
             for n in range(6):
                 wires.post(1, 0, 0, number(n))
-            left = [settled(lambda: wires.unfinished(1, 0, 0))]
+            left = [settled(lambda: [each.complete for each in sends].count(False))]
             transport.maximum("mesh", torch.tensor([0]))
             transport.maximum("mesh", torch.tensor([0]))
-            left.append(settled(lambda: wires.unfinished(1, 0, 0)))
+            left.append(settled(lambda: [each.complete for each in sends].count(False)))
             transport.maximum("mesh", torch.tensor([0]))
             wires.complete()
             return left
@@ -158,6 +163,37 @@ def test_a_wire_receives_two_messages_ahead_and_none_of_a_later_step():
         return taken
 
     assert run_ranks(2, 1, run) == [[4, 2], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("plan", ["pipelined", "sharded"])
+def test_in_inference_a_rank_is_at_most_two_micro_batches_ahead_of_the_next_one(monkeypatch, plan):
+    options = Options("eager", device_iterations=20, strategy=Strategy(plan))
+    take, post, sent, is_far = Wires.take, Wires.post, [], threading.Event()
+
+    def count(wires, *key_and_value):
+        if transport_here().share.rank == 0:
+            sent.append(key_and_value)
+            if len(sent) > 4:
+                is_far.set()
+        post(wires, *key_and_value)
+
+    def waits(wires, *key):
+        if transport_here().share.rank == 2 and not waited:
+            waited.append(is_far.wait(1))
+        return take(wires, *key)
+
+    def run(transport):
+        with MAKING:
+            model = Pipeline(3)
+        return compile_inference(model, options)(torch.ones(40, 4))
+
+    waited = []
+    monkeypatch.setattr(ranks, "transport_of", lambda _: transport_here())
+    monkeypatch.setattr(Wires, "post", count)
+    monkeypatch.setattr(Wires, "take", waits)
+    run_ranks(1, 3, run)
+    assert waited == [False]
+    assert len(sent) > 4
 
 
 def test_changed_is_called_at_each_arrival():
