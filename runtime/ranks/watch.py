@@ -193,9 +193,11 @@ class Watch:
             ):
                 self._ended.wait(self._interval / 4)
         if self.lost is None:
-            if len(ranks) == 1:
+            if not self._is_served and (0 in ranks or self._needs_first()):
+                self._lose_first()
+            elif len(ranks) == 1:
                 (rank,) = ranks
-                self._lose_rank(rank, f"rank {rank} is gone: {problem}")
+                self._lose_rank(rank, f"rank {rank} is gone: {problem}; {self._place()}")
             else:
                 self._lose(RankLost(problem))
         assert self.lost is not None
@@ -218,6 +220,13 @@ class Watch:
         end = monotonic() + _GIVE_UP * self._interval  # no later: the store may not answer
         for talk in self._talks:
             talk.join(max(0.0, end - monotonic()))
+        if self._share.rank == 0:  # others may have to read why this rank has ended
+            while self._is_served and not self._all_have_left() and monotonic() < end:
+                sleep(self._interval / 20)
+
+    def _all_have_left(self) -> bool:
+        beats = (self._beat(rank) for rank in range(1, self._share.ranks))
+        return all(beat is not None and beat["left"] for beat in beats)
 
     def _write(self) -> None:
         self._number += 1
@@ -237,6 +246,8 @@ class Watch:
             ends = bool(self._left)
             try:
                 self._write()
+                if 0 not in self._hosts and (first := self._beat(0)) is not None:
+                    self._hosts[0] = first["host"]  # later its store may be gone
                 if self._store.check([_FAILURE]):
                     self._take_record(self._store.get(_FAILURE))
                 elif not ends:
@@ -259,25 +270,29 @@ class Watch:
         now = monotonic()
         return [w for w in list(self._waits) if w.problem or now - w.since > 2 * self._interval]
 
+    def _beat(self, rank: int) -> dict[str, Any] | None:
+        """The last beat of a rank; None before its first."""
+        key = f"beat {rank}"
+        return json.loads(self._store.get(key)) if self._store.check([key]) else None
+
     def _look_at(self, rank: int) -> None:
         """Read the beat of a rank that this one waits for, and judge."""
-        key = f"beat {rank}"
-        if not self._store.check([key]):
+        if (beat := self._beat(rank)) is None:
             return  # it connects
-        beat = json.loads(self._store.get(key))
         now, waits = monotonic(), [w for w in self._due() if rank in w.ranks]
         self._hosts[rank] = beat["host"]
         if self._seen.get(rank, (0, 0.0))[0] != beat["number"]:
             self._seen[rank] = beat["number"], now
         silent = now - self._seen[rank][1]
+        places = f"it was in {_text_of(beat)}, and {self._place()}"
         if beat["left"]:
-            here = f"rank {self._share.rank} is in {self._text()}"
-            self._lose_rank(rank, f"rank {rank} {beat['left']}; {here}")
+            self._lose_rank(rank, f"rank {rank} {beat['left']}; {self._place()}")
         elif self._limit and silent > self._limit:
             problem = f"rank {rank} has shown no sign of life for {silent:.0f} seconds"
-            self._lose_rank(rank, f"{problem}: it was stopped, or its host or link is gone")
+            problem = f"{problem}: it was stopped, or its host or link is gone"
+            self._lose_rank(rank, f"{problem}; {places}")
         elif (broken := [w for w in waits if w.problem]) and silent > _BROKEN * self._interval:
-            self._lose_rank(rank, f"rank {rank} is gone: {broken[0].problem}")
+            self._lose_rank(rank, f"rank {rank} is gone: {broken[0].problem}; {places}")
         else:
             self._compare(rank, beat)
             for wait in waits:
@@ -302,10 +317,9 @@ class Watch:
         lasts = monotonic() - wait.since
         if lasts > (wait.told + _AGAIN if wait.told else _PATIENT):
             wait.told = lasts
-            doing = beat["now"][-1][3] if beat["now"] else "no operation of the mesh"
             _log.warning(
                 "rank %d has waited %.0f s for rank %d (%s), which is in %s",
-                self._share.rank, lasts, rank, beat["host"], doing,
+                self._share.rank, lasts, rank, beat["host"], _text_of(beat),
             )  # fmt: skip
 
     def _judge(self) -> None:
@@ -315,11 +329,21 @@ class Watch:
             waits_for_first = any(0 in wait.ranks for wait in due)
             too_long = bool(self._limit) and silent > self._limit
             if due and (too_long or (waits_for_first and not self._is_served)):
-                self._lose_rank(0, "rank 0, or its host, is gone: its store does not answer")
+                self._lose_first()
             sleep(self._interval / 2)
 
-    def _text(self) -> str:
-        return self._now[-1].text if self._now else "no operation"
+    def _place(self) -> str:
+        """The operation of this rank."""
+        text = self._now[-1].text if self._now else "no operation"
+        return f"rank {self._share.rank} is in {text}"
+
+    def _needs_first(self) -> bool:
+        """Whether rank 0 takes part in the operation of this rank."""
+        return any(o.among == "mesh" or 0 in self._share.of_row for o in self._now[-1:])
+
+    def _lose_first(self) -> None:
+        problem = "rank 0, or its host, is gone: its store does not answer"
+        self._lose_rank(0, f"{problem}; {self._place()}")
 
     def _lose_rank(self, rank: int, problem: str) -> None:
         self._lose(RankLost(problem, rank=rank, host=self._hosts.get(rank)))
@@ -368,6 +392,11 @@ class Watch:
         for follower in followers:
             if (lost := follower()) is not None:
                 lost(self._error)
+
+
+def _text_of(beat: dict[str, Any]) -> str:
+    """The operation of a rank."""
+    return beat["now"][-1][3] if beat["now"] else "no operation of the mesh"
 
 
 def limit_of_environment() -> float:

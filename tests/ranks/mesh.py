@@ -27,17 +27,23 @@ def mesh(*shape: int, names: tuple[str, ...] = ("replica", "ipu")) -> DeviceMesh
 
 
 class Pipeline(nn.Module):
-    """A linear layer on each IPU, with the mean square as its loss."""
+    """A linear layer on each IPU, with the mean square as its loss.
 
-    def __init__(self, ipus: int = 2, width: int = 4) -> None:
+    Args:
+        backwards: the last IPU has the first layer.
+    """
+
+    def __init__(self, ipus: int = 2, width: int = 4, *, backwards: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(ipus))
+        self.backwards = backwards
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for ipu, layer in enumerate(self.layers):
-            with Block(str(ipu), ipu_id=ipu):
+        last = len(self.layers) - 1
+        for number, layer in enumerate(self.layers):
+            with Block(str(number), ipu_id=last - number if self.backwards else number):
                 x = layer(x).tanh()
-                if ipu == len(self.layers) - 1:
+                if number == last:
                     return identity_loss(x.square(), "mean")
         return x

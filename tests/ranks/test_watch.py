@@ -79,7 +79,8 @@ def test_of_a_broken_connection_the_silent_rank_is_named_on_all_ranks(store):
     first, other = watch_of(0, store), watch_of(2, store)
     error = first.cause([1, 2], "a connection has ended")
     assert type(error) is RankLost
-    assert str(error) == "rank 1 is gone: a connection has ended\n  rank: 1 (host1)"
+    places = "it was in no operation of the mesh, and rank 0 is in no operation"
+    assert str(error) == f"rank 1 is gone: a connection has ended; {places}\n  rank: 1 (host1)"
     assert str(lost(other)) == str(error)
     assert other.lost.rank == 1
 
@@ -196,6 +197,33 @@ def test_operations_that_cannot_both_end_are_found(store, theirs, begun, rank, e
     assert error.values == {0: "call 5", 1: theirs[3]}
     with pytest.raises(RanksDiffer), watch.operation("mesh", "call", "call 6"):
         raise AssertionError("the mesh is lost")
+
+
+@pytest.mark.parametrize(("among", "lost_rank"), [("mesh", 0), ("row", 3)])
+def test_a_connection_that_breaks_behind_the_store_is_rank_0s_if_it_takes_part(
+    store, among, lost_rank
+):
+    first, watch = watch_of(0, store, columns=2), watch_of(2, store, columns=2)
+    assert not first.has_waits
+    with watch.operation(among, "call", "call 5"), watch.waiting([3]):
+        while 0 not in watch._hosts:
+            time.sleep(INTERVAL / 10)
+        store.breaks = True
+        error = watch.cause([3], "a connection has ended")
+    assert error.rank == lost_rank
+    assert str(error).endswith(f"rank: 0 ({error.host})" if lost_rank == 0 else "rank: 3")
+    assert "rank 2 is in call 5" in str(error)
+
+
+def test_rank_0_serves_its_store_until_the_others_have_left(store):
+    first, other = (watch_of(rank, store, rows=2) for rank in range(2))
+    leaving = threading.Thread(target=first.leave)
+    leaving.start()
+    leaving.join(INTERVAL)
+    assert leaving.is_alive()
+    other.leave()
+    leaving.join(60)
+    assert json.loads(store.get("beat 1"))["left"]
 
 
 @pytest.mark.parametrize(("rank", "ends"), [(0, True), (2, False), (None, False)])
