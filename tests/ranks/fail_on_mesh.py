@@ -28,7 +28,7 @@ class Training:
     def __init__(self, wait, lost):
         self.wait, self.is_lost = wait, dist.get_rank() == lost
         mesh = init_device_mesh("cpu", SHAPES[wait], mesh_dim_names=("replica", "ipu"))
-        rows, columns = SHAPES[wait]
+        rows, _ = SHAPES[wait]
         common = {"engine": "eager", "replicas": rows, "device_iterations": 2, "mesh": mesh}
         common |= {"seed": 0}
         pipelined = Strategy("pipelined")

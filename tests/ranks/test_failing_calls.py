@@ -209,6 +209,18 @@ def test_a_learning_rate_of_one_rank_is_named():
     assert_harmless((2, 1), fails)
 
 
+def test_a_random_state_of_one_rank_is_named():
+    def fails(rank):
+        seed, step = rank.step.random_state
+        rank.step.set_random_state(seed + rank.share.rank, step)
+        with pytest.raises(RanksDiffer, match=r"random states \(seed, step\)") as caught:
+            rank.step(*rank.data(9))
+        assert caught.value.values == {n: str((seed + n, step)) for n in range(2)}
+        rank.step.set_random_state(seed, step)
+
+    assert_harmless((2, 1), fails, seed=5)
+
+
 @pytest.mark.parametrize("mesh", MESHES[1:])
 def test_ranks_of_a_row_that_pass_different_rows_are_named(mesh):
     def fails(rank):

@@ -126,13 +126,13 @@ def test_messages_of_several_wires_come_in_the_order_of_each():
     assert run_ranks(2, 1, run) == [expected, expected]
 
 
-def settled(read):
-    """A number once it stays the same for a while."""
-    before = None
-    while (now := read()) != before:
-        before = now
+def settled(read, expected):
+    """A number a while after it was as expected, or after a minute."""
+    end = time.monotonic() + 60
+    while read() != expected and time.monotonic() < end:
         time.sleep(0.02)
-    return now
+    time.sleep(0.1)
+    return read()
 
 
 def test_a_wire_receives_two_messages_ahead_and_none_of_a_later_step():
@@ -142,10 +142,10 @@ def test_a_wire_receives_two_messages_ahead_and_none_of_a_later_step():
         if transport.share.rank == 0:
             for n in range(6):
                 wires.post(1, 0, 0, number(n))
-            left = [settled(lambda: [each.complete for each in sends].count(False))]
+            left = [settled(lambda: [each.complete for each in sends].count(False), 4)]
             transport.maximum("mesh", torch.tensor([0]))
             transport.maximum("mesh", torch.tensor([0]))
-            left.append(settled(lambda: [each.complete for each in sends].count(False)))
+            left.append(settled(lambda: [each.complete for each in sends].count(False), 2))
             transport.maximum("mesh", torch.tensor([0]))
             wires.complete()
             return left
@@ -283,6 +283,6 @@ def test_no_thread_is_left_after_a_step():
         wires.post(0, 3, 0, number(0))
         wires.wait(0, 3, 0)
         wires.complete()
-        return settled(lambda: [t.name for t in threading.enumerate() if "(0, 3, 0)" in t.name])
+        return settled(lambda: [t.name for t in threading.enumerate() if "(0, 3, 0)" in t.name], [])
 
     assert run_ranks(1, 1, run) == [[]]
