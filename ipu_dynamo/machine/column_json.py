@@ -57,10 +57,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _kinds(record: Any) -> dict[str, Any]:
     """The type of every field."""
     hints = get_type_hints(record)
-    return {
-        field.name: hints[field.name] if field.default is not None else hints[field.name] | None
-        for field in fields(record)
-    }
+    return {field.name: hints[field.name] for field in fields(record)}
 
 
 def _is_record(kind: Any) -> bool:
@@ -72,15 +69,7 @@ def _element(kind: Any) -> Any:
     return get_args(kind)[0] if get_origin(kind) is tuple else None
 
 
-def _optional(kind: Any) -> Any:
-    """The dataclass of an optional one; None for another type."""
-    records = [one for one in get_args(kind) if _is_record(one)]
-    return records[0] if records and get_origin(kind) in (Union, UnionType) else None
-
-
 def _write(value: Any, kind: Any) -> Any:
-    if (record := _optional(kind)) is not None:
-        return None if value is None else _write(value, record)
     if (element := _element(kind)) is not None:
         return _write_all(value, element)
     if not _is_record(kind):
@@ -98,8 +87,6 @@ def _write_all(values: Sequence[Any], kind: Any) -> Any:
 
 
 def _read(value: Any, kind: Any, place: str) -> Any:
-    if (record := _optional(kind)) is not None:
-        return None if value is None else _read(value, record, place)
     if (element := _element(kind)) is not None:
         return tuple(_read_all(value, element, place))
     if not _is_record(kind):

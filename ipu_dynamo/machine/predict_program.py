@@ -8,6 +8,7 @@ import torch
 from ipu_dynamo.machine.cost import COLUMNS
 from ipu_dynamo.machine.figure import MARKS
 from ipu_dynamo.machine.ipu import Ipu
+from ipu_dynamo.machine.memory import memory_of
 from ipu_dynamo.machine.predicted_operators import OperatorRow
 from ipu_dynamo.machine.prediction import (
     VERSION,
@@ -60,6 +61,7 @@ def predict_program(
     system.check(program.replicas * program.num_ipus)
     costs = StepCosts(program, system)
     time = step_time(costs)
+    memories, verdict = memory_of(costs)
     rows, cut = costs.rows, costs.cut
     calls = costs.call_rows
     operators = rows.used_rows
@@ -89,8 +91,8 @@ def predict_program(
         idle=waiting / total if total else 0.0,
         relayout=_share((r.cycles.relayout * n, r.cycles.total * n) for r, n in weighted),
         limits=_limits(time),
-        verdict=None,  # type: ignore[arg-type]  # until memory is predicted
-        ipus=tuple(IpuPrediction(ipu) for ipu in time.ipus),
+        verdict=verdict,
+        ipus=tuple(map(IpuPrediction, time.ipus, memories)),
         modules=rows.modules,
         operators=operators,
         blocks=rows.blocks,

@@ -6,7 +6,7 @@ after another list hold positions in it.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Self
 
 from ipu_dynamo.machine.column_json import read_columns, write_columns
@@ -20,14 +20,10 @@ VERSION = 1  # of the JSON form; raised when a field is added, renamed or remove
 
 @dataclass(frozen=True, slots=True)
 class IpuPrediction:
-    """What an IPU of a replica does in a step, and what it holds.
-
-    Args:
-        memory: None: it was not asked for.
-    """
+    """What an IPU of a replica does in a step, and what it holds."""
 
     cycles: IpuCycles
-    memory: IpuMemory = None  # type: ignore[assignment]  # until memory is predicted
+    memory: IpuMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +123,7 @@ class Prediction:
     idle: float
     relayout: float
     limits: str
-    verdict: MemoryVerdict = field(default=None, kw_only=True)  # type: ignore[assignment]
+    verdict: MemoryVerdict
     ipus: tuple[IpuPrediction, ...]
     modules: tuple[str, ...]
     operators: tuple[OperatorRow, ...]
@@ -169,8 +165,7 @@ def _positions(prediction: Prediction) -> Iterator[tuple[str, int, int]]:
     def each(what: str, positions: Iterable[int], count: int) -> Iterator[tuple[str, int, int]]:
         return ((what, position, count) for position in positions)
 
-    if prediction.verdict is not None:
-        yield "the IPU of the verdict", prediction.verdict.ipu, ipus
+    yield "the IPU of the verdict", prediction.verdict.ipu, ipus
     for row in prediction.operators:
         yield from each("a use's module", (u.module for u in row.uses), len(prediction.modules))
         yield from each("a use's IPU", (u.ipu for u in row.uses), ipus)
@@ -181,7 +176,7 @@ def _positions(prediction: Prediction) -> Iterator[tuple[str, int, int]]:
     for section in prediction.timeline:
         yield from each("a span's track", (span.track for span in section.spans), ipus)
         yield from each("a span's call", (span.call for span in section.spans), calls)
-    for memory in (ipu.memory for ipu in prediction.ipus if ipu.memory is not None):
+    for memory in (ipu.memory for ipu in prediction.ipus):
         yield "the call of the peak", memory.peak.call, calls
         yield from each("a memory's block", (b.block for b in memory.blocks), blocks)
         yield from each("a memory's call", (c.call for c in memory.calls), calls)

@@ -182,3 +182,26 @@ def test_a_traced_update_holds_the_values_of_one_parameter(optimizer):
     assert found.steps[-1].operator is not None
     largest = max(found.changing()[-12:])
     assert 0 < largest < 2 * 8 * 8 * 4 + 100
+
+
+class Skipped(nn.Module):
+    """A value that passes a stage by."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.eye(4))
+
+    def forward(self, x):
+        with Block("first", 0):
+            x = x @ self.w
+        with Block("second", 1):
+            y = x.tanh()
+        with Block("third", 2):
+            return (x * y).sum()
+
+
+def test_a_value_that_passes_a_stage_waits_in_the_stash():
+    options = Options(strategy=Strategy("pipelined"), gradient_accumulation=5)
+    made = program(Skipped(), (torch.ones(2, 4),), options, training=True)
+    *_, last = assert_same_bytes(made)
+    assert [t.copies for t in last.tensors if t.role == "stash"] == [2]

@@ -33,7 +33,7 @@ from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.ir.update_instructions import Update, UpdatePart
 from ipu_dynamo.program.ir.values import Variable
 from ipu_dynamo.program.ir.writes import Accumulate
-from ipu_dynamo.program.liveness.function_memory import FunctionMemory, Piece
+from ipu_dynamo.program.liveness.function_memory import FunctionMemory, MemoryPiece
 from ipu_dynamo.program.liveness.live_tensors import IpuLiveness, LiveStep, Role
 from ipu_dynamo.program.liveness.tensor_spans import Held, HeldTensor, InPlace, IpuSteps
 from ipu_dynamo.program.machine_operators import MachineGraph, Seen, machine_calls
@@ -287,7 +287,7 @@ class _Follower:
         placed: PlacedStep,
         ipu: int,
         start: int,
-        piece: Piece,
+        piece: MemoryPiece,
         name: str | None,
         shards: int,
     ) -> Held:

@@ -34,7 +34,7 @@ Memory = tuple[int, ...]  # numbers of the pieces of memory that a value is in
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MemoryPiece:
     """Memory that an operator allocates, or that an input comes in.
 
     Args:
@@ -50,7 +50,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionStep:
+class OperatorStep:
     """An operator that a function runs.
 
     Args:
@@ -79,8 +79,8 @@ class FunctionMemory:
         results: the memory of each result.
     """
 
-    steps: tuple[FunctionStep, ...]
-    pieces: tuple[Piece, ...]
+    steps: tuple[OperatorStep, ...]
+    pieces: tuple[MemoryPiece, ...]
     reads: tuple[tuple[int, int], ...]
     results: tuple[Memory, ...]
 
@@ -94,7 +94,7 @@ class FunctionMemory:
         walk = _Walk()
         inputs = graph.graph.graph.find_nodes(op="placeholder")
         for node in inputs:
-            walk.pieces.append(Piece(node.name, None, None))
+            walk.pieces.append(MemoryPiece(node.name, None, None))
         results = walk.run(graph, graph.listed(direction), [(i,) for i in range(len(inputs))])
         return cls(tuple(walk.steps), tuple(walk.pieces), tuple(walk.reads), tuple(results))
 
@@ -103,8 +103,8 @@ class _Walk:
     """The steps of a graph and of its bodies, under construction."""
 
     def __init__(self) -> None:
-        self.steps: list[FunctionStep] = []
-        self.pieces: list[Piece] = []
+        self.steps: list[OperatorStep] = []
+        self.pieces: list[MemoryPiece] = []
         self.reads: list[tuple[int, int]] = []
 
     def run(
@@ -147,7 +147,7 @@ class _Walk:
         return (self._piece(node.name, TensorType.of(value), None, computed),)
 
     def _piece(self, name: str, type_: TensorType, made: int | None, constant: str = "") -> int:
-        self.pieces.append(Piece(name, type_, made, constant))
+        self.pieces.append(MemoryPiece(name, type_, made, constant))
         return len(self.pieces) - 1
 
     def _step(
@@ -167,7 +167,7 @@ class _Walk:
             type_ = graph.value(part)
             at[part] = () if type_ is None else (self._piece(part.name, type_, number),)
             made += at[part]
-        step = FunctionStep(operator, place, source_line(node), operands, tuple(made), number)
+        step = OperatorStep(operator, place, source_line(node), operands, tuple(made), number)
         self.steps.append(step)
         self._bodies(graph, operator, node, at, place)
         end = len(self.steps) - 1

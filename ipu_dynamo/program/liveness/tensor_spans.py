@@ -106,8 +106,10 @@ class IpuSteps:
         start, later = tensor.made, [*(step for _, step, _ in tensor.reads), *tensor.held]
         end = max(later, default=start)
         if copies > 1:
-            end = max([self.ends.get(slot, end), *tensor.held])
+            end = max([self.ends.get(slot, start), *tensor.held])
         tensor.spans = [(start, max(start, end))]
+        if copies > 1 and slot not in self.ends:
+            return  # nothing runs in the slot, so it waits in the stash at once
         if tensor.arrives and later:  # until the next cycle, and in it from the start
             first, stop = self.loop
             tensor.spans = [(first, end), (start, stop - 1)] if end < start else [(first, stop - 1)]
