@@ -96,8 +96,8 @@ def _convolution(
     """The cost of a convolution, or of the gradient of its images."""
     kind = resources.ipu.kind_of(images.type.dtype, partials)
     made = geometry.batch * geometry.groups * geometry.outputs * prod(geometry.result)
-    nbytes = (geometry.read + made) * kind.element_bytes
-    nbytes += basics.machine_bytes(weight.type)
+    size = kind.element_bytes
+    nbytes = (geometry.read + made + basics.numel(weight.type)) * size
     small = geometry.groups > 1 and geometry.inputs < kind.inputs
     if small and kind.element_bytes == 2 and made:
         cost = _slic(geometry, kind, nbytes, resources)
@@ -105,9 +105,9 @@ def _convolution(
         cost = planned(geometry.product(kind), kind, resources, proportion, nbytes)
     factor = resources.ipu.convolution_relayout
     if not images.from_host:
-        cost += rearranged(images.type, geometry.inputs, factor, resources)
+        cost += rearranged(images.type, size, geometry.inputs, factor, resources)
     if not weight.is_weight:
-        cost += rearranged(weight.type, weight.shape[1], factor, resources)
+        cost += rearranged(weight.type, size, weight.shape[1], factor, resources)
     return cost
 
 
@@ -156,12 +156,14 @@ def _weight_gradient(
     partials: str,
 ) -> Cost:
     kind = resources.ipu.kind_of(images.type.dtype, partials)
-    nbytes = basics.machine_bytes(images.type, gradient.type, weight)
+    size = kind.element_bytes
+    nbytes = (basics.numel(images.type) + basics.numel(gradient.type)) * size
+    nbytes += basics.machine_bytes(weight)
     cost = planned(geometry.of_weights, kind, resources, proportion, nbytes)
     for operand, channels in ((images, geometry.inputs), (gradient, geometry.outputs)):
         if not operand.from_host:
             factor = resources.ipu.gradient_relayout
-            cost += rearranged(operand.type, channels, factor, resources)
+            cost += rearranged(operand.type, size, channels, factor, resources)
     return cost
 
 

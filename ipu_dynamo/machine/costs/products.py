@@ -75,15 +75,18 @@ def planned(
     )
 
 
-def rearranged(type_: TensorType, last: int, factor: float, resources: Resources) -> Cost:
+def rearranged(
+    type_: TensorType, size: int, last: int, factor: float, resources: Resources
+) -> Cost:
     """The cost of giving a tensor another layout.
 
     Args:
+        size: bytes of an element, as a product reads it.
         last: elements of its innermost dimension on the machine.
         factor: how much of a rearrangement it is.
     """
-    ipu, size = resources.ipu, element_bytes(type_.dtype)
-    nbytes = basics.machine_bytes(type_) / resources.tiles
+    ipu = resources.ipu
+    nbytes = basics.numel(type_) * size / resources.tiles
     aligned = next(each for each in RELAYOUT_BYTES if last * size % each == 0)
     copy = RELAYOUT_BYTES[aligned]
     rate = ipu.exchange_bytes * ipu.exchange_efficiency
@@ -115,7 +118,8 @@ def matmul(a: Operand, b: Operand, resources: Resources, proportion: float, part
         rows, columns = prod(left[:-1]), columns * prod(right[:-2])
     result = TensorType(a.type.dtype, (groups, rows, columns))
     kind = ipu.kind_of(a.type.dtype, partials)
-    nbytes = basics.machine_bytes(a.type, b.type, result)
+    size, result_size = kind.element_bytes, element_bytes(result.dtype)
+    nbytes = (basics.numel(a.type) + basics.numel(b.type)) * size + basics.machine_bytes(result)
     product = Product(groups, rows, inner, columns)
     cost = planned(product, kind, resources, proportion, nbytes)
     by_weight = a.is_weight or b.is_weight
@@ -123,9 +127,9 @@ def matmul(a: Operand, b: Operand, resources: Resources, proportion: float, part
     for operand in (a, b):
         if not operand.is_weight and not operand.from_host:
             wanted = ipu.activation_relayout if by_weight else factor
-            cost += rearranged(operand.type, operand.shape[-1], wanted, resources)
+            cost += rearranged(operand.type, size, operand.shape[-1], wanted, resources)
     if by_weight:
-        cost += rearranged(result, columns, ipu.result_relayout, resources)
+        cost += rearranged(result, result_size, columns, ipu.result_relayout, resources)
     return cost
 
 
