@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ipu_dynamo.machine.predicted_memory import ByteEstimate
     from ipu_dynamo.machine.predicted_operators import OperatorRow
     from ipu_dynamo.machine.prediction import IpuPrediction, Prediction
 
@@ -13,14 +13,14 @@ _WIDTH = 100  # characters of a line
 _BAR = 30  # characters of an IPU's bar: its limit
 _ALL_IPUS = 8  # of more, only the fullest and the slowest have a line
 _NAMED = 3  # of each
-_ROWS, _TENSORS, _UNKNOWN = 10, 5, 2
+_SENTENCE, _ROWS, _TENSORS, _UNKNOWN = 2, 10, 5, 2
 _OPERATOR, _TENSOR = 34, 46  # characters of names
 
 
 def prediction_text(prediction: "Prediction") -> str:
     """The prediction for a terminal: verdict, IPUs, costliest operators, largest tensors, marks."""
     lines = [
-        headline(prediction),
+        *wrap(_ascii(headline(prediction)), _WIDTH)[:_SENTENCE],
         *_figures(prediction),
         "",
         *_ipu_lines(prediction),
@@ -39,14 +39,14 @@ def headline(prediction: "Prediction") -> str:
     verdict = prediction.verdict
     tile, limit = verdict.tile, nbytes(verdict.limit)
     words = {
-        "fits": f"the fullest tile, on IPU {verdict.ipu}, needs at most {nbytes(tile.high)}",
-        "tight": f"a tile of IPU {verdict.ipu} needs {_interval(tile)}",
-        "does not fit": f"a tile of IPU {verdict.ipu} needs at least {nbytes(tile.low)}",
+        "fits": f"fits: the fullest tile, on IPU {verdict.ipu}, needs at most "
+        f"{nbytes(tile.high)} of its {limit}",
+        "tight": f"is tight: the fullest tile, on IPU {verdict.ipu}, needs {nbytes(tile.low)} to "
+        f"{nbytes(tile.high)} and has {limit}",
+        "does not fit": f"does not fit: the fullest tile, on IPU {verdict.ipu}, has {limit} and "
+        f"needs at least {nbytes(tile.low - verdict.limit)} more",
     }
-    return (
-        f"{prediction.model} on {prediction.system}: {verdict.word}: "
-        f"{words[verdict.word]}, and has {limit}."
-    )
+    return f"{prediction.model} on {prediction.system} {words[verdict.word]}."
 
 
 def nbytes(count: float) -> str:
@@ -76,7 +76,7 @@ def step_name(prediction: "Prediction") -> str:
 
 
 def items(prediction: "Prediction") -> str:
-    """Items in a second; without a host input there are none."""
+    """Items in a second; a program without a host input has none."""
     rate = prediction.items_per_second
     return "no host input" if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
@@ -143,7 +143,7 @@ def runs_in_step(prediction: "Prediction", row: "OperatorRow") -> int:
 
 
 def _operator_lines(prediction: "Prediction") -> Iterator[str]:
-    """The costliest operators; those that are equal but for their costs are one."""
+    """The costliest operators; equal ones are one line, whatever their costs."""
     runs: Counter[tuple[object, ...]] = Counter()
     cycles: Counter[tuple[object, ...]] = Counter()
     for row in prediction.operators:
@@ -186,10 +186,6 @@ def _certainty(prediction: "Prediction") -> Iterator[str]:
         yield f"without a formula: {share} of the cycles: {named}{more}"
     else:
         yield "every operator has a formula"
-
-
-def _interval(estimate: "ByteEstimate") -> str:
-    return f"{nbytes(estimate.low)} to {nbytes(estimate.high)}"
 
 
 def _digits(number: float) -> str:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipu_dynamo.machine.prediction import Unknown
-from ipu_dynamo.machine.text import nbytes, prediction_text
+from ipu_dynamo.machine.text import headline, nbytes, prediction_text
 from tests.report.predictions import drawn_prediction, empty_prediction
 
 
@@ -26,14 +26,20 @@ def test_a_page_is_small_and_ascii(ipus, used):
     assert all(line.isascii() and (line.isprintable() or not line) for line in lines)
 
 
-def test_the_first_line_is_the_verdict():
-    assert prediction_text(drawn_prediction(used=0.5)).startswith("Encoder on bow-pod4: fits: ")
-    prediction = drawn_prediction(used=1.3)
-    tile = prediction.verdict.tile
-    first = prediction_text(prediction).split("\n")[0]
-    assert first.startswith("Encoder on bow-pod4: does not fit: a tile of IPU 0")
-    assert nbytes(tile.low) in first
-    assert nbytes(prediction.verdict.limit) in first
+def test_the_first_sentence_is_the_verdict():
+    fits, tight, large = (drawn_prediction(used=used) for used in (0.5, 0.85, 1.3))
+    limit = nbytes(fits.verdict.limit)
+    assert headline(fits) == (
+        "Encoder on bow-pod4 fits: the fullest tile, on IPU 0, needs at most "
+        f"{nbytes(fits.verdict.tile.high)} of its {limit}."
+    )
+    assert headline(tight).startswith("Encoder on bow-pod4 is tight: ")
+    assert headline(large).endswith(
+        f"has {limit} and needs at least {nbytes(large.verdict.tile.low - 636928)} more."
+    )
+    for prediction in (fits, tight, large):
+        text = prediction_text(prediction)
+        assert text.replace("\n", " ").startswith(headline(prediction))
 
 
 def test_every_ipu_of_a_few_has_a_line_with_its_bytes_and_cycles():
@@ -100,4 +106,4 @@ def test_bytes_are_told_to_three_digits(count):
 
 
 def test_a_prediction_of_nothing_has_a_page():
-    assert prediction_text(empty_prediction()).startswith("Encoder on bow-pod4: fits: ")
+    assert prediction_text(empty_prediction()).startswith("Encoder on bow-pod4 fits: ")
