@@ -176,7 +176,7 @@ class MachineGraph:
     def source(self, node: fx.Node) -> Source:
         """Return the number of the function's input whose memory a value looks at, or what else."""
         owner = self.memory(node)
-        return self._sources.get(owner, "constant" if _is_value_only(owner) else None)
+        return self._sources.get(owner, "constant" if _is_constant(owner) else None)
 
     def bodies(self, node: fx.Node) -> tuple["MachineGraph", ...]:
         """The graphs that a loop or a branch runs."""
@@ -378,8 +378,13 @@ def _moved(instruction: BaseInstruction, values: Values) -> Iterator[tuple[str, 
 
 def _is_value_only(node: fx.Node) -> bool:
     """Whether the machine has the value of a node without an operator that makes it."""
+    return _looks(node) or _is_constant(node)
+
+
+def _is_constant(node: fx.Node) -> bool:
+    """Whether a value is one of the program's constants, or filled with a number."""
     constant = makes_constant(node) or node.target in _FILLED
-    return _looks(node) or (not mark_of(node).operator and constant)
+    return not mark_of(node).operator and constant
 
 
 def _looks(node: fx.Node) -> bool:
