@@ -65,6 +65,11 @@ def ipu_model_from_environment() -> bool:
     return any(_is_enabled(name) for name in names)
 
 
+def uses_small_ipu_model() -> bool:
+    """Whether POPTORCH_SMALL_IPU_MODEL alone selects the IPU Model: its IPUs have 4 tiles."""
+    return _is_enabled("POPTORCH_SMALL_IPU_MODEL") and not _is_enabled("POPTORCH_IPU_MODEL")
+
+
 def _is_enabled(variable: str) -> bool:
     """Whether an environment variable holds an integer other than 0."""
     text = os.environ.get(variable, "").strip()

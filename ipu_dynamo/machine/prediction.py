@@ -6,8 +6,8 @@ after another list hold positions in it.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal, Self
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Literal, Self
 
 from ipu_dynamo.machine.column_json import read_columns, write_columns
 from ipu_dynamo.machine.predicted_memory import IpuMemory, MemoryVerdict
@@ -143,6 +143,11 @@ class Prediction:
         """The prediction as JSON in ASCII; equal predictions give equal bytes."""
         return write_columns(self)
 
+    def without_lines(self) -> Self:
+        """The prediction without the user's source lines and names of modules."""
+        without: Self = _without_lines(self)
+        return replace(without, modules=("",) * len(self.modules))
+
     @classmethod
     def from_json(cls, content: bytes) -> Self:
         """Inverse of `to_json`; nothing in it is run.
@@ -155,6 +160,17 @@ class Prediction:
             if not -1 <= position < count:
                 raise ValueError(f"{what} is {position}; there are {count}")
         return prediction
+
+
+def _without_lines(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_without_lines, value))
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    changed = {each.name: _without_lines(getattr(value, each.name)) for each in fields(value)}
+    if "line" in changed:
+        changed["line"] = ""
+    return replace(value, **changed)
 
 
 def _positions(prediction: Prediction) -> Iterator[tuple[str, int, int]]:

@@ -20,6 +20,7 @@ from poptorch.executor.anchors import Anchors
 from poptorch.executor.executable import ExecutableInfo, ExecutableInputs, inputs_of
 from poptorch.executor.inspection import ExecutorInspection
 from poptorch.executor.optimizer_in_use import OptimizerInUse
+from poptorch.executor.predictions import Predictions
 from poptorch.executor.program_export import export_program, log_program
 from poptorch.executor.replica_grouping import Grouping, groups_of_model, slices_of_model
 from poptorch.executor.traced_model import TracedModel
@@ -32,7 +33,7 @@ from poptorch.weights import DeviceWeights
 from poptorch.wrapping import Wrapping
 
 
-class Compilation(DeviceWeights, ExecutorInspection):
+class Compilation(DeviceWeights, ExecutorInspection, Predictions):
     """The part of an executor that makes its program."""
 
     PoptorchParameter: type[nn.Parameter]
@@ -89,10 +90,12 @@ class Compilation(DeviceWeights, ExecutorInspection):
                 self._name(), core.program, self._training, self._options.replication_factor
             )
             self._executable_inputs = inputs_of(call)
+            self._predicted, self._has_run = None, False
             self._core = core  # last: an interrupted compilation is none
             if self._options.connection_type == ConnectionType.OnDemand:
                 self.attachToDevice()  # where it fails, a later call of it attaches the program
             logger.debug("compiled %s:\n%s", self._name(), core.program.short())
+            self._write_profile()
             export_program(core.program)
             kind = "training" if self._training else "inference"
             log_program(core.executable, self._options.log_dir, f"{self._name()}_{kind}")

@@ -3,7 +3,7 @@
 import datetime
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -33,6 +33,9 @@ from poptorch.translate import automatic_loss_scaling
 from poptorch.unwrapping import rewrap_model
 from poptorch.weights import note_trainers
 from poptorch.wrapping import Wrapping
+
+if TYPE_CHECKING:
+    from ipu_dynamo.machine.prediction import Prediction
 
 
 class PoplarExecutor(
@@ -75,6 +78,8 @@ class PoplarExecutor(
         self._executable: ExecutableInfo | None = None
         self._executable_inputs: ExecutableInputs | None = None
         self._compile_seconds: float | None = None
+        self._predicted: Prediction | None = None
+        self._has_run = False
         self._wrapping: Wrapping | None = None
         self._update: OptimizerInUse | None = None
         if training:
@@ -147,7 +152,7 @@ class PoplarExecutor(
             if self._update is not None:
                 self._update.connect(None)
             self._core = self._adapter = self._expected = self._executable = None
-            self._anchors = None
+            self._anchors = self._predicted = None
             self._weights.disconnect()
             self._compile_seconds = None
             self._detach()
@@ -190,6 +195,7 @@ class PoplarExecutor(
         except Exception:
             with core_errors(f"running {self._name()}", self._options):
                 raise
+        self._log_cycles()
         return self._adapter.restore(leaves)
 
     def _warn_about_mode(self, core: CompiledModel) -> None:

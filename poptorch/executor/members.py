@@ -15,8 +15,6 @@ from poptorch.executor.replica_grouping import ExecutorParameter, Grouping, read
 from poptorch.options import Options
 from poptorch.printing import module_repr
 
-_WAITING_FOR = {"cycleCount": "the machine model"}  # members of PopTorch's that are not here
-
 
 class ModelMembers:
     """The part of an executor that gives what users ask of their model.
@@ -65,12 +63,6 @@ class ModelMembers:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_made_from" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__} has no attribute {name}")
-        if name in _WAITING_FOR:
-            raise AttributeError(
-                f"poptorch.PoplarExecutor.{name} is not part of this version of ipu_dynamo: it "
-                f"waits for {_WAITING_FOR[name]}. docs/coming_from_poptorch.md lists what is "
-                f"missing"
-            )
         value = getattr(self.model, name)
         if isinstance(value, nn.Parameter):
             return ExecutorParameter(value, partial(self._group_replicas, name))

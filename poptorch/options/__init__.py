@@ -2,7 +2,7 @@
 
 from poptorch.options.adopt import adopt, given_options, mean_reduction_strategy, uses_ipu_model
 from poptorch.options.distributed import _DistributedOptions
-from poptorch.options.effects import PENDING, Effect
+from poptorch.options.effects import Effect
 from poptorch.options.general import Options
 from poptorch.options.jit import _JitOptions
 from poptorch.options.locations import TensorLocationSettings, _TensorLocationOptions
@@ -15,7 +15,6 @@ from poptorch.options.training import _TrainingOptions
 from poptorch.strategies import ExecutionStrategy as _IExecutionStrategy  # PopTorch's name
 
 __all__ = [
-    "PENDING",
     "ConfigFileError",
     "Effect",
     "OptionEffect",

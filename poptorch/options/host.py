@@ -1,16 +1,14 @@
 """Choose what is written, shown and kept on the host."""
 
-import json
-import os
 from pathlib import Path
 
 import torch
 
 import ipu_dynamo.errors
 from poptorch._logging import logger
-from poptorch.errors import createPoptorchError
 from poptorch.options.container import OptionsDict
 from poptorch.options.effects import Effect, setter
+from poptorch.options.engine import options_of_environment
 from poptorch.options.popart import _PopartOptions
 
 _UNLIMITED = 2**64 - 1
@@ -60,21 +58,23 @@ class HostOptions(OptionsDict):
 
     @setter(Effect.MACHINE)
     def logCycleCount(self, log_cycle_count: bool) -> None:
-        """Count the cycles of each call."""
+        """Let `cycleCount` predict the cycles of a call, and log them at level DEBUG."""
         self._popart.store("instrumentWithHardwareCycleCounter", log_cycle_count)
 
     @setter(Effect.MACHINE)
     def enableProfiling(self, profile_dir: str | None = None) -> None:
-        """Write a report of the program's memory and cycles below `profile_dir`, by default ".".
+        """Write what is predicted of a program's memory and cycles below `profile_dir`, or ".".
 
-        What POPLAR_ENGINE_OPTIONS says about the same settings goes first.
+        Compiling writes `profile.json` and `report.html` into a folder there, which is called as
+        `modelName` says, else "training" or "inference". What POPLAR_ENGINE_OPTIONS says about the
+        same settings goes first.
         """
         wanted = {
             "debug.allowOutOfMemory": "true",
             "autoReport.directory": profile_dir or ".",
             "autoReport.all": "true",
         }
-        for name, value in _engine_options_of_environment().items():
+        for name, value in options_of_environment().items():
             if name in wanted:
                 logger.warning(
                     "POPLAR_ENGINE_OPTIONS sets %s, which goes before enableProfiling()", name
@@ -114,14 +114,3 @@ class HostOptions(OptionsDict):
             excludes: parts of names of files.
         """
         self._source_location_excludes = [*self._source_location_excludes, *excludes]
-
-
-def _engine_options_of_environment() -> dict[str, str]:
-    text = os.environ.get("POPLAR_ENGINE_OPTIONS") or "{}"
-    try:
-        options = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise createPoptorchError(
-            f"POPLAR_ENGINE_OPTIONS must be a JSON object, got {text!r}: {error}", id="option"
-        ) from error
-    return dict(options)

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Self
 
 from poptorch._logging import logger
 from poptorch.errors import require
-from poptorch.options.effects import Effect, has_effect, setter, warn_if_pending
+from poptorch.options.effects import Effect, has_effect, setter
 
 
 class _PopartOptions:
@@ -26,8 +26,6 @@ class _PopartOptions:
         self.store(key, value)
         if key == "logDir":
             logger.warning("_Popart logDir is ignored: use poptorch.Options.logDir()")
-        if value:
-            warn_if_pending(self._PREFIX + key)
         return self
 
     @setter(Effect.MACHINE)

@@ -33,7 +33,7 @@ class _PrecisionOptions(OptionsDict):
         """Round to half precision up or down at random, unbiased."""
         self._popart.store("enableStochasticRounding", enabled)
 
-    @setter(Effect.COMPUTES, asks=lambda dtype: dtype == torch.half)
+    @setter(Effect.COMPUTES)
     def setPartialsType(self, dtype: torch.dtype) -> None:
         """Keep partial sums of matrix products and convolutions in `dtype`.
 

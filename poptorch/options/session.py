@@ -94,8 +94,8 @@ _EFFECTS = {
         syntheticDataMode updatableNamedBuffers
     """,
     Effect.MACHINE: """
-        autoRecomputation defaultBufferingDepth defaultPrefetchBufferingDepth enableOutlining
-        engineOptions instrumentWithHardwareCycleCounter numIOTiles
+        autoRecomputation enableOutlining engineOptions instrumentWithHardwareCycleCounter
+        numIOTiles
     """,
     Effect.HOST: "cachePath cacheSizeLimit enableEngineCaching",
 }

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from poptorch.options.distributed import _DistributedOptions
-from poptorch.options.effects import PENDING, Effect, effect_of
+from poptorch.options.effects import Effect, effect_of
 from poptorch.options.general import Options
 from poptorch.options.jit import _JitOptions
 from poptorch.options.locations import TensorLocationSettings, _TensorLocationOptions
@@ -31,13 +31,11 @@ class OptionEffect:
         accessor: how the option is reached from an `Options`, such as "outputMode" or
             "Training.gradientAccumulation"; "_Popart." and a key for the lower layers' settings.
         effect: what it changes.
-        waits_for: what its effect is still to come with; until then it is recorded. Else "".
         summary: what it is for, one sentence; empty for the lower layers' settings.
     """
 
     accessor: str
     effect: Effect
-    waits_for: str
     summary: str
 
 
@@ -60,4 +58,4 @@ def _lines(cls: type, skip: tuple[str, ...] = ()) -> list[OptionEffect]:
 
 
 def _line(accessor: str, effect: Effect, summary: str) -> OptionEffect:
-    return OptionEffect(accessor, effect, PENDING.get(accessor, ""), summary)
+    return OptionEffect(accessor, effect, summary)

@@ -13,12 +13,13 @@ import tempfile
 import types
 from collections.abc import Iterator
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 import torch
 
 from ipu_dynamo.torch_compile.backend import ipu
-from poptorch.options import OptionEffect, table
+from poptorch.options import table
 from tests.docs.arguments import arguments_table
 from tests.docs.config_fields import fields_table
 from tests.docs.keras_keywords import keywords_table
@@ -81,21 +82,18 @@ def options_table(which: str) -> str:
     lines = [option for option in table() if bool(option.summary) == (which == "setters")]
     if which == "setters":
         rows = [
-            f"| `{option.accessor}` | {_effect(option)} | {option.summary.replace('|', '/')} |"
+            f"| `{option.accessor}` | {option.effect} | {option.summary.replace('|', '/')} |"
             for option in lines
         ]
         return "\n".join(
             ["", "| Option | Effect | What it is for |", "|---|---|---|", *rows, "", ""]
         )
     rows = []
-    for effect, options in groupby(sorted(lines, key=_effect), key=_effect):
+    by = attrgetter("effect")
+    for effect, options in groupby(sorted(lines, key=by), key=by):
         keys = ", ".join(f"`{option.accessor.removeprefix('_Popart.')}`" for option in options)
         rows.append(f"- {effect}: {keys}")
     return "\n".join(["", *rows, "", ""])
-
-
-def _effect(option: OptionEffect) -> str:
-    return f"{option.effect}, waits for {option.waits_for}" if option.waits_for else option.effect
 
 
 @contextlib.contextmanager

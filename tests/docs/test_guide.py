@@ -9,7 +9,6 @@ from tests.docs.guide import FOLDER, PAGES, refreshed
 
 ROOT = FOLDER.parent
 TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
-_NOT_YET = re.compile(r"<!-- not yet -->\n(.*?)<!-- end of not yet -->", re.DOTALL)
 _NAME = re.compile(r"`((?:ipu_dynamo|poptorch)(?:\.\w+)+)\b[^`]*`")
 _LINK = re.compile(r"\]\(([^)#:]+)(?:#[\w-]+)?\)")
 _VARIABLE = re.compile(r"\b((?:IPU_DYNAMO|POPTORCH|POPLAR|POPDIST|OMPI_COMM|RDMAV)_[A-Z_]+)\b")
@@ -26,10 +25,8 @@ def test_programs_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_names_exist(name):
-    """Names in code spans can be imported, except those that are said to be missing."""
-    missing = {one for part in _NOT_YET.findall(TEXTS[name]) for one in _NAME.findall(part)}
-    found = {one: _exists(one) for one in _NAME.findall(TEXTS[name])}
-    assert [one for one, exists in found.items() if exists == (one in missing)] == []
+    """Names in code spans can be imported."""
+    assert [one for one in _NAME.findall(TEXTS[name]) if not _exists(one)] == []
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -6,6 +6,7 @@ from hypothesis import given
 
 import popart
 import poptorch
+from ipu_dynamo import predict
 from ipu_dynamo.optimum import IncompatibleIPUConfigError, IPUConfig, to_options
 from poptorch.options.adopt import adopt
 from poptorch.translate import core_options
@@ -162,3 +163,23 @@ def test_only_a_configuration_permits_inference_to_run_sharded():
 def test_numbers_of_popart_are_its_own():
     assert HINTS["accumulateOuterFragmentSettings.schedule"] == to_options.OVERLAP_MEMORY_OPTIMIZED
     assert HINTS["subgraphCopyingStrategy"] == to_options.JUST_IN_TIME
+
+
+@pytest.mark.parametrize("door", ["poptorch", "core"])
+def test_shares_of_memory_move_cycles(door, monkeypatch):
+    monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")
+    x = torch.randn(256, 2048)
+    cycles = {}
+    for share in (0.6, 0.01):
+        one = IPUConfig(inference_matmul_proportion=share, inference_ipus_per_replica=1)
+        layer = torch.nn.Linear(2048, 4096)
+        if door == "poptorch":
+            executor = poptorch.inferenceModel(
+                layer, one.to_options(for_inference=True).logCycleCount(True)
+            )
+            executor(x)
+            cycles[share] = executor.cycleCount()
+        else:
+            options = one.to_core_options(for_inference=True)
+            cycles[share] = predict(layer, x, options=options).cycles
+    assert cycles[0.6] < cycles[0.01]

@@ -172,14 +172,6 @@ def test_executors_name_their_models_and_optimizer():
     assert training._options is training.options
 
 
-@pytest.mark.parametrize("name", ["cycleCount"])
-def test_a_member_that_is_to_come_says_so(name):
-    executor = poptorch.inferenceModel(Weighted())
-    assert not hasattr(executor, name)
-    with pytest.raises(AttributeError, match=f"PoplarExecutor.{name} is not part of this version"):
-        getattr(executor, name)
-
-
 def test_any_other_name_is_looked_up_on_the_model():
     with pytest.raises(AttributeError, match="'Weighted' object has no attribute 'wrong'"):
         _ = poptorch.inferenceModel(Weighted()).wrong

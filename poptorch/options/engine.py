@@ -1,0 +1,42 @@
+"""Read the engine's options: a user's, and those of the environment, which go first."""
+
+import json
+import os
+from collections.abc import Mapping
+
+from poptorch.errors import createPoptorchError
+from poptorch.options.container import OptionsDict
+
+_VARIABLE = "POPLAR_ENGINE_OPTIONS"
+
+
+def engine_options(options: OptionsDict) -> dict[str, str]:
+    """What holds for a compilation: each option of the environment in place of the user's.
+
+    Args:
+        options: of an executor.
+
+    Raises:
+        poptorch.Error: the variable holds no JSON object.
+    """
+    own: Mapping[str, str] = options._Popart.options.get("engineOptions", {})
+    return {**own, **options_of_environment()}
+
+
+def options_of_environment() -> dict[str, str]:
+    """The options that POPLAR_ENGINE_OPTIONS sets.
+
+    Raises:
+        poptorch.Error: it holds no JSON object.
+    """
+    text = os.environ.get(_VARIABLE) or "{}"
+    problem = ""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        found, problem = None, f": {error}"
+    if not isinstance(found, dict):
+        raise createPoptorchError(
+            f"{_VARIABLE} must be a JSON object, got {text!r}{problem}", id="option"
+        )
+    return found
