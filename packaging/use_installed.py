@@ -53,9 +53,23 @@ def check_poprun() -> None:
     need(result.stdout.count("torchrun") == 2, f"poprun printed {result.stdout}")
 
 
+def check_report() -> None:
+    """Check that the command makes a report of a program's text."""
+    import ipu_dynamo
+
+    run = ipu_dynamo.compile_inference(torch.nn.Linear(4, 3))
+    run(torch.randn(2, 4))
+    Path("program.txt").write_text(run.program.text())
+    command = [str(Path(sys.prefix, "bin", "ipu-dynamo")), "report", "program.txt"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    need(result.returncode == 0, f"ipu-dynamo ended with {result.returncode}: {result.stderr}")
+    need("uPlot" in Path("report.html").read_text(), "the report lacks the library")
+
+
 if __name__ == "__main__":
     check_backend()
     check_names()
     check_facade()
     check_poprun()
+    check_report()
     print(f"both doors open in {sys.prefix}")

@@ -176,9 +176,9 @@ def _tensor_lines(prediction: "Prediction") -> Iterator[str]:
 
 
 def _certainty(prediction: "Prediction") -> Iterator[str]:
-    words = {"F": "read in sources", "D": "derived", "fitted": "fitted", "M": "recalled"}
+    words = {"F": "read", "D": "derived", "fitted": "fitted", "M": "recalled"}
     shares = [f"{percent(mark.share)} {words[mark.mark]}" for mark in prediction.marks]
-    yield f"cycles by the constants in them: {', '.join(shares) or 'none'}"
+    yield f"cycles by their constants: {', '.join(shares) or 'none'}"
     if unknown := prediction.unknown:
         named = ", ".join(f"{u.operator} {percent(u.share)}" for u in unknown[:_UNKNOWN])
         more = f" and {len(unknown) - _UNKNOWN} more" if len(unknown) > _UNKNOWN else ""

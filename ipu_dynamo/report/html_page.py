@@ -56,7 +56,9 @@ def html_page(prediction: Prediction, measured: Sequence[Span] = ()) -> str:
     parts = {
         "policy": policy,
         "style": style,
-        "view": escaped_json(page_view(prediction, measured)),
+        "view": escaped_json(
+            page_view(prediction, measured, json.loads(_asset("calibration.json")))
+        ),
         "library": library,
         "script": script,
     }

@@ -5,6 +5,7 @@
 
 import contextlib
 import io
+import json
 import linecache
 import os
 import re
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Iterator
+from importlib.resources import files
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -41,6 +43,7 @@ _KEYWORDS = re.compile(r"(<!-- keywords of Keras -->\n).*?(<!-- end of keywords 
 _NAMES = re.compile(
     r"(<!-- (private names|agreements|kept attributes) -->\n).*?(<!-- end of \2 -->\n)", re.DOTALL
 )
+_CALIBRATION = re.compile(r"(<!-- calibration -->\n).*?(<!-- end of calibration -->\n)", re.DOTALL)
 _FIELDS = re.compile(r"(<!-- fields of an IPUConfig -->\n).*?(<!-- end of fields -->\n)", re.DOTALL)
 
 
@@ -73,8 +76,22 @@ def refreshed(text: str, name: str, folder: Path) -> str:
     text = _TABLE.sub(lambda match: match[1] + options_table(match["which"]) + match[3], text)
     text = _KEYWORDS.sub(lambda match: match[1] + keywords_table() + match[2], text)
     text = _NAMES.sub(lambda match: match[1] + page_table(match[2]) + match[3], text)
+    text = _CALIBRATION.sub(lambda match: match[1] + calibration_table() + match[2], text)
     text = _FIELDS.sub(lambda match: match[1] + fields_table() + match[2], text)
     return _ARGUMENTS.sub(lambda match: match[1] + arguments_table(match["name"]) + match[3], text)
+
+
+def calibration_table() -> str:
+    """The rows of the calibration that have a prediction, as the report shows them."""
+    file = files("ipu_dynamo.report") / "assets" / "calibration.json"
+    rows = [row for row in json.loads(file.read_text()) if row["predicted"] is not None]
+    lines = ["| Measurement | Predicted | Measured | Error | Source |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {row['name']} | {row['predicted']:,.5g} | {row['measured']:,.5g} {row['unit']} "
+        f"| {row['error']:+.1%} | {row['source']} |"
+        for row in rows
+    ]
+    return "\n".join(["", *lines, "", ""])
 
 
 def options_table(which: str) -> str:

@@ -313,7 +313,7 @@ def test_a_narrow_window_needs_no_scrolling_sideways(tab, files):
 
 @pytest.fixture(scope="module")
 def posix(playwright):
-    """A tab under LANG=C, whose language is the one that some versions of Chromium have there."""
+    """A tab under LANG=C, with the language that some versions of Chromium have there."""
     for tab in tabs(playwright, env={**os.environ, "LANG": "C", "LANGUAGE": "", "LC_ALL": "C"}):
         tab.page.add_init_script(
             "Object.defineProperty(Navigator.prototype, 'language', {get: () => 'en-US@posix'});"

@@ -90,7 +90,7 @@ def test_the_five_largest_tensors_of_the_peak_and_the_command_are_there():
 
 def test_shares_by_mark_and_without_a_formula_are_there():
     text = prediction_text(drawn_prediction())
-    assert "50.0 % read in sources, 20.0 % derived, 30.0 % fitted" in text
+    assert "50.0 % read, 20.0 % derived, 30.0 % fitted" in text
     assert "without a formula: 1.0 % of the cycles: my.op.default 1.0 %" in text
     assert "every operator has a formula" in prediction_text(
         replace(drawn_prediction(), unknown=())

@@ -3,7 +3,7 @@
 function drawMachine() {
   const host = section("machine");
   host.append(...view.machine.paragraphs.map((line) => element("p", {}, line)));
-  for (const name of ["marks", "unknown", "constants"]) {
+  for (const name of ["marks", "unknown", "calibration", "constants"]) {
     const table = view.machine[name];
     if (table.rows.length === 0) continue;
     host.append(element("h3", {}, table.caption));

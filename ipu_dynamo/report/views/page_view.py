@@ -18,11 +18,14 @@ _MARK_WORDS = {
 }
 
 
-def page_view(prediction: Prediction, measured: Sequence[Span] = ()) -> dict[str, Json]:
+def page_view(
+    prediction: Prediction, measured: Sequence[Span] = (), calibration: Sequence[Json] = ()
+) -> dict[str, Json]:
     """All that a report shows, as JSON. Texts are positions in `strings`.
 
     Args:
         measured: times of the same program's calls on this computer.
+        calibration: rows of `benchmarks/calibration.py`.
     """
     strings = Strings()
     view = {
@@ -41,7 +44,7 @@ def page_view(prediction: Prediction, measured: Sequence[Span] = ()) -> dict[str
         "cycles": cycle_table(prediction, strings),
         "timeline": timeline_view(prediction, strings),
         "measured": measured_table(measured, strings),
-        "machine": _machine(prediction, strings),
+        "machine": _machine(prediction, calibration, strings),
         "made": _made(prediction),
     }
     return view | {"strings": strings.texts}
@@ -64,7 +67,9 @@ def _facts(prediction: Prediction) -> list[tuple[str, str, str]]:
     ]
 
 
-def _machine(prediction: Prediction, strings: Strings) -> dict[str, Json]:
+def _machine(
+    prediction: Prediction, calibration: Sequence[Json], strings: Strings
+) -> dict[str, Json]:
     """Marks, constants, and notes on things that are not modelled."""
     of_marks: list[Column] = [
         ("mark", "Mark", "text"),
@@ -81,6 +86,13 @@ def _machine(prediction: Prediction, strings: Strings) -> dict[str, Json]:
         ("name", "Constant", "text"),
         ("value", "Value", "text"),
         ("mark", "Mark", "text"),
+        ("source", "Source", "text"),
+    ]
+    of_rows: list[Column] = [
+        ("name", "Measurement", "text"),
+        ("predicted", "Predicted", "text"),
+        ("measured", "Measured", "text"),
+        ("error", "Error", "percent"),
         ("source", "Source", "text"),
     ]
     return {
@@ -102,6 +114,22 @@ def _machine(prediction: Prediction, strings: Strings) -> dict[str, Json]:
             f"Constants of {prediction.system}",
             of_constants,
             [[c.name, f"{c.value:g} {c.unit}", c.mark, c.source] for c in prediction.machine],
+        ),
+        "calibration": table(
+            strings,
+            "Predicted and measured on real systems",
+            of_rows,
+            [
+                [
+                    row["name"],
+                    f"{row['predicted']:,.5g} {row['unit']}",
+                    f"{row['measured']:,.5g} {row['unit']}",
+                    row["error"],
+                    row["source"],
+                ]
+                for row in calibration
+                if row["predicted"] is not None
+            ],
         ),
     }
 
