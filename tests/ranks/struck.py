@@ -225,7 +225,14 @@ def interrupted_alone(mesh, folder, rank, begins):
     torch.save(found, folder / f"rank{dist.get_rank()}.pt")
 
 
-FUNCTIONS = {f.__name__: f for f in (killed, interrupted, interrupted_alone)}
+def fails(mesh, folder, rank, seed):
+    """Make calls that fail in a drawn case."""
+    from tests.ranks.drawn_failures import drawn, made  # which takes the lock of this file
+
+    torch.save(made(drawn(int(seed)), mesh=mesh), folder / f"rank{dist.get_rank()}.pt")
+
+
+FUNCTIONS = {f.__name__: f for f in (killed, interrupted, interrupted_alone, fails)}
 
 
 def run_torchrun(name, folder, shape, *arguments, restarts=0):
