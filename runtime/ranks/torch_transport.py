@@ -6,6 +6,7 @@ there.
 """
 
 import atexit
+import logging
 import os
 import re
 import socket
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from math import inf
 from queue import SimpleQueue
 from time import monotonic, sleep
 from typing import Any
@@ -37,7 +39,9 @@ _ADDRESS = 300  # bytes of a port and the name of a host
 _PROGRAMS, _WIRES, _REPLICAS = 31, 1 << 16, 1 << 10  # below 31 bits together, as torch's tags are
 _PARTS = _PROGRAMS * _WIRES * _REPLICAS  # the tag of parts that groups exchange
 _NEVER = _PARTS + 1  # the tag of no message
+_PATIENT = 30.0  # seconds until a wait for the first contact is logged
 _CLOSES = 5.0  # seconds until waits that do not end are left
+_log = logging.getLogger("ipu_dynamo")
 
 
 @dataclass(eq=False)
@@ -100,6 +104,7 @@ class TorchTransport:
         }
         self._groups: dict[Among, dist.ProcessGroup | None] = {}
         self._connecting, self._connection = threading.Lock(), _Job(self._connect, ())
+        self._patience = _PATIENT
 
     def _connect(self) -> None:
         """Make the groups, and begin the watch, together with all ranks."""
@@ -240,8 +245,15 @@ class TorchTransport:
         return self._wait(job)
 
     def _wait(self, job: _Job) -> Any:
+        since = monotonic()
         while not self._changes.wait_for(lambda: job.ended or self._watch.lost is not None, _LOOK):
-            pass
+            if job is self._connection and monotonic() - since > self._patience:
+                self._patience = inf
+                _log.warning(
+                    "rank %d has waited %.0f s to connect to the others. All ranks of a mesh must "
+                    "begin to use it, and make groups of the same ranks, in the same order",
+                    self.share.rank, monotonic() - since,
+                )  # fmt: skip
         if not job.ended:
             assert self._watch.lost is not None
             raise self._watch.lost

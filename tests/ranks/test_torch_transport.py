@@ -1,10 +1,12 @@
 """Check that ranks which are processes carry messages, and notice signals and lost ranks."""
 
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 
 from ipu_dynamo.program import TensorType
 from ipu_dynamo.program.share import Share
+from ipu_dynamo.runtime.ranks import torch_transport
 from ipu_dynamo.runtime.ranks.replica_sums import ReplicaSums
 from ipu_dynamo.runtime.ranks.torch_transport import TorchTransport
 from ipu_dynamo.runtime.ranks.vote import vote
@@ -81,6 +84,25 @@ def test_a_killed_rank_is_an_error_of_the_one_that_waits(tmp_path, waits):
         assert error.startswith("RankLost rank 1 is gone: a connection between ranks has ended: ")
         assert rank == f"  rank: 1 ({socket.gethostname()})"
         assert first.returncode == 4
+
+
+def test_a_rank_that_waits_for_the_first_contact_says_so_once(monkeypatch, caplog):
+    def connect(self):
+        while not caplog.messages:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        whole(self)
+
+    whole = TorchTransport._connect
+    monkeypatch.setattr(torch_transport, "_PATIENT", 0.0)
+    monkeypatch.setattr(torch_transport, "_LOOK", 0.02)
+    monkeypatch.setattr(TorchTransport, "_connect", connect)
+    caplog.set_level(logging.WARNING, "ipu_dynamo")
+    with world(2, 1):
+        transport = TorchTransport(Share(2, 1, 1, 0), range(2))
+        transport.maximum("mesh", torch.tensor([0]))
+    (line,) = caplog.messages
+    assert line.startswith("rank 1 has waited 0 s to connect to the others. All ranks")
 
 
 @pytest.mark.parametrize("place", [0, 1023])
