@@ -114,6 +114,7 @@ class JointGraph(Graph):
     aliases: bool = False
     gradients: tuple[str, ...] = ()
     loss_scale: LossScale | None = None
+    checkpointed: bool = False
 
 
 @dataclass(frozen=True)

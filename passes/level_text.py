@@ -187,6 +187,7 @@ def _of_capture(capture: Traced | Joint) -> Any:
             "aliases": capture.aliases,
             "gradients": capture.report.gradients,
             "loss_scale": capture.loss_scale,
+            "checkpointed": capture.checkpointed,
         }
     else:
         own = {"loss": capture.loss and capture.loss.name}
@@ -446,7 +447,13 @@ def _capture(
     }
     if isinstance(record, TracedGraph):
         return Traced(loss=nodes[record.loss] if record.loss else None, **known)
-    return Joint(alone=record.alone, aliases=record.aliases, loss_scale=record.loss_scale, **known)
+    return Joint(
+        alone=record.alone,
+        aliases=record.aliases,
+        loss_scale=record.loss_scale,
+        checkpointed=record.checkpointed,
+        **known,
+    )
 
 
 def _tensors(record: Graph, nodes: Mapping[str, fx.Node]) -> dict[str, torch.Tensor]:

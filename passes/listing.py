@@ -37,7 +37,7 @@ def listing(model: SplitCapture | Update) -> str:
 
 def host_lines(host: HostProgram) -> Iterator[str]:
     """The work of this computer, for people; host passes begin with the program's text."""
-    yield str(host.runs)
+    yield host.runs.listing(here=True)
     for function in host.runs.functions:
         yield f"{function}\n{function.listing()}"
     if host.fused is not None:

@@ -45,6 +45,8 @@ from ipu_dynamo.passes.host.functions.accumulate_matmuls import AccumulateMatmul
 from ipu_dynamo.passes.host.functions.call_onednn_lstms import CallOnednnLstms
 from ipu_dynamo.passes.host.functions.fuse_loss import FuseLoss
 from ipu_dynamo.passes.host.functions.join_updates import JoinUpdates, can_join
+from ipu_dynamo.passes.host.functions.keep_values import KeepValues
+from ipu_dynamo.passes.host.functions.random_words import streams_in
 from ipu_dynamo.passes.host.functions.set_stage_device import SetStageDevice
 from ipu_dynamo.passes.host.functions.write_updates import WriteUpdates
 from ipu_dynamo.passes.host.inline_writes import InlineWrites
@@ -414,6 +416,7 @@ def recipe_of(
 
 def _form_passes(options: Options, machine: Machine) -> list[Pass]:
     return [
+        KeepValues(machine.memory, streams_in(machine.constants)),
         CallOnednnLstms(),
         DeferAccumulation(options.side_by_side),
         ChooseThreads(options.strategy.several_at_once, machine.share),

@@ -106,6 +106,7 @@ def core_options(
         memory_proportion=options.available_memory_proportion or core.Options().memory_proportion,
         sync_pattern=_SYNC_PATTERNS[options.sync_pattern],
         recompute=_RECOMPUTATION[settings.get("autoRecomputation")],
+        recompute_here=False,
         outline="auto" if settings.get("enableOutlining", True) else False,
         narrow=True,
         module_names=options._module_namescope_enabled,

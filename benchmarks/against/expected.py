@@ -27,6 +27,16 @@ class Expected:
 
 
 EXPECTED: tuple[Expected, ...] = (
+    *(
+        Expected(
+            f"{front}/*/{strategy}/*/{engine}",
+            frozenset({"graphs", "bits"} if engine == "inductor" else {"graphs"}),
+            "a pipeline that recomputes by default keeps forward values on this computer",
+        )
+        for front in ("training", "poptorch")
+        for strategy in ("pipelined", "workers", "zero_bubble")
+        for engine in ("eager", "inductor")
+    ),
     Expected(
         "poptorch/*",
         frozenset({"states"}),

@@ -248,11 +248,14 @@ class Joint(Capture):
             connects; None when one program has all of it.
         aliases: returned values may share memory with inputs and with each other.
         loss_scale: the factor on the loss, if it is an input; set by `ScaleLoss`.
+        checkpointed: the model marked values to keep where others are computed again; set by
+            `Recompute`.
     """
 
     alone: Literal["forward", "backward"] | None = None
     aliases: bool = False
     loss_scale: LossScale | None = None
+    checkpointed: bool = False
 
 
 def unused(name: str, roles: Sequence[Placeholder]) -> str:

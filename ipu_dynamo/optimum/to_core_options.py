@@ -42,6 +42,7 @@ def to_core_options(config: "IPUConfig", *, inference: bool) -> Options:
         convolution_partials=partials,
         stochastic_rounding=not inference,
         narrow=True,
+        recompute_here=False,
         memory_proportion=dict(enumerate(memory_shares(config, twin))),
     )
 

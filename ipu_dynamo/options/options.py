@@ -53,6 +53,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "loss_scale_is_variable": bool,
     "strategy": Strategy,
     "locations": Locations,
+    "recompute_here": bool,
     "narrow": bool,
     "stable_norm": bool,
     "stochastic_rounding": bool,
@@ -117,6 +118,9 @@ class Options:
             a pipeline, else `off`.
         recompute_budget: bytes that a micro-batch may need at its peak beside variables and
             inputs: recompute in all stages, but only as much as that takes.
+        recompute_here: what `recompute`, a budget or marks ask for also saves memory of this
+            computer. False: it is for an IPU's memory, as in options of poptorch, IPUConfig and
+            Keras. As with `auto`, this computer then keeps the values if it has plenty of memory.
         outline: make repeated blocks, such as equal layers, one function that is called many times
             and compiled once. `auto` does it from three equal blocks on that are large enough that
             calling them costs little, and puts small ones together; True does it for all.
@@ -204,6 +208,7 @@ class Options:
     sync_pattern: SyncPattern = "full"
     recompute: Recomputation = "auto"
     recompute_budget: int | None = None
+    recompute_here: bool = True
     outline: Outlining = "auto"
     narrow: bool = False
     partials: Literal["float", "half"] = "float"
@@ -408,6 +413,12 @@ class Options:
         if self.recompute_budget is not None:
             return "all"
         return "stages" if self.strategy.kind == "pipelined" else "off"
+
+    @property
+    def asks_to_recompute(self) -> bool:
+        """Whether recomputation is asked for on this computer, apart from the model's marks."""
+        named = self.recompute in ("stages", "all") or self.recompute_budget is not None
+        return self.recompute_here and named
 
     @property
     def has_variable_loss_scale(self) -> bool:

@@ -10,6 +10,7 @@ from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.ir.function import Function
 from ipu_dynamo.program.ir.program import Program
 from ipu_dynamo.program.recipe import FunctionRecipe
+from ipu_dynamo.program.schedule.pipeline_clock import Stash
 from ipu_dynamo.program.share import OwnReplicas, Share
 
 
@@ -50,6 +51,11 @@ class HostProgram:
         return self.inlined if self.deferred is None else self.deferred.program
 
     @property
+    def stash(self) -> tuple[Stash, ...]:
+        """For each stage of a training pipeline, what this computer keeps for its backward pass."""
+        return tuple(replace(stash, here=True) for stash in self.inlined.stash)
+
+    @property
     def replicas(self) -> OwnReplicas:
         """The replicas that this process runs."""
         count = self.program.replicas
@@ -75,4 +81,4 @@ class HostProgram:
         return replace(self, decisions=(*self.decisions, *decisions))
 
     def __str__(self) -> str:
-        return str(self.inlined if self.plan is None else self.plan)
+        return self.inlined.listing(here=True) if self.plan is None else str(self.plan)

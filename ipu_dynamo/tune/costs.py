@@ -34,6 +34,12 @@ WORTH_DEFERRING = 2e-3
 SHARE_OF_ADDING = 0.05
 PASSES_OF_ADDING = 3  # over the memory of a gradient, when it is kept and added later
 
+# --- Pipelines ----------------------------------------------------------------------------------
+
+# Of the installed memory, which forward values of all stages and replicas may take that an IPU
+# would compute again. Weights, gradients and states need some, and so do other programs.
+SHARE_OF_KEPT_VALUES = 0.25
+
 # --- Ranks --------------------------------------------------------------------------------------
 
 # --- Matmuls and convolutions -------------------------------------------------------------------

@@ -252,7 +252,8 @@ def _lowered(
     manager = PassManager(_level(wanted))
     program = _program(capture, options, wanted, manager)
     written = run_host_passes(program, writing_passes(options, wanted.machine), manager)
-    host = run_host_passes(written, form_passes(options, wanted.machine), manager)
+    machine = replace(wanted.machine, constants=capture.report.tensors)
+    host = run_host_passes(written, form_passes(options, machine), manager)
     log.debug("%s", program)
     return Compiled(
         host=host,
@@ -319,6 +320,7 @@ def _of_ready(
 ) -> Compiled:
     """A traced model with the program that it would become."""
     manager = PassManager("program", first="written")
+    machine = replace(machine, constants=ready.constants)
     return Compiled(
         host=run_host_passes(ready.host, form_passes(options, machine), manager),
         written=ready.host,

@@ -1,9 +1,10 @@
 """Describe the machine for which host passes decide: this computer and the user's settings."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program.share import Share
@@ -22,6 +23,8 @@ class Machine:
         figures: to decide by; None: those of this machine.
         hyperparameters: hyperparameters of the updates that a call will probably have.
         share: what it runs of a program, with other ranks; None: all.
+        constants: tensors of the program, by name; without them fewer equal values are found.
+        memory: bytes of a device's memory that decide; None: those that are installed.
     """
 
     engine: str = "eager"
@@ -30,6 +33,8 @@ class Machine:
     own_tensors: bool = False
     figures: Figures | None = None
     share: Share | None = None
+    constants: Mapping[str, Tensor] = field(default_factory=dict)
+    memory: int | None = None
 
     @property
     def compiles(self) -> bool:

@@ -315,6 +315,8 @@ class Emit(Pass):
         if capture.training:
             body = (Repeat("device_iteration", options.device_iterations, body),)
         num_ipus = max(capture.ipus.values()) + 1
+        repeats = any(function.repetitions for function in emitter.functions.values())
+        asked = options.asks_to_recompute or (options.recompute_here and capture.checkpointed)
         return Program(
             kind=capture.alone or ("training" if capture.training else "inference"),
             num_ipus=num_ipus,
@@ -327,6 +329,7 @@ class Emit(Pass):
             io_tiles=options.io_tiles,
             memory_proportions=options.memory_proportions(num_ipus),
             sync_pattern=options.sync_pattern,
+            recomputed="default" if repeats and not asked else "asked",
         )
 
 

@@ -8,6 +8,7 @@ Keeps    the numbers that are drawn, to the last bit: the sums are of integers, 
 Source   design of this project: equal parts are one function, and differ by what they are given.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -30,6 +31,8 @@ from ipu_dynamo.program import RECOMPUTED
 from ipu_dynamo.program.ir.function import structural_key
 from ipu_dynamo.program.ir.made_names import alone
 from ipu_dynamo.program.machine_marks import run_nothing
+
+STREAMS = re.compile(re.escape(alone("streams")) + r"\d+")  # names of the constants
 
 
 @dataclass(frozen=True, slots=True)

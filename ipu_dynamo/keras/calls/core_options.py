@@ -75,6 +75,7 @@ def core_options(
         replicas=shape.replicas,
         output_mode="final" if last_results_only(model, kind, shape) else "all",
         locations=locations(_keywords(settings, pipelined=ipus is not None)),
+        recompute_here=False,
         skipped_sources=(torch.__path__[0], *MACHINERY),
         **more,
     )

@@ -9,7 +9,7 @@ import re
 
 # Words behind the two dots. The key of a state is any text, so these keys get a word of their own.
 _WORDS = re.compile(
-    r"(grad|before|new|off|sent|received|(on|returned|phase|stage|weights|part)\d*|state\..*)"
+    r"(grad|before|new|off|sent|received|(on|returned|phase|stage|weights|part|kept)\d*|state\..*)"
 )
 _RETURNED = re.compile(r"\.\.returned\d+$")
 

@@ -39,6 +39,8 @@ class Program:
             values, for each IPU; empty: 0.6.
         sync_pattern: which IPUs take part in a barrier.
         update_functions: distinct functions of traced updates.
+        recomputed: why operators of the forward pass are repeated, where they are: the user `asked`
+            to save memory, on this computer, too; or it is the `default` for IPUs.
     """
 
     kind: Literal["training", "inference", "forward", "backward"]
@@ -53,6 +55,7 @@ class Program:
     update_functions: tuple[Function, ...] = ()
     memory_proportions: tuple[float, ...] = ()
     sync_pattern: SyncPattern = "full"
+    recomputed: Literal["default", "asked"] = "asked"
 
     def walk(self) -> Iterator[Instruction]:
         """Every instruction once, in program order, loops before their bodies.
@@ -158,6 +161,14 @@ class Program:
         return program
 
     def __str__(self) -> str:
+        return self.listing()
+
+    def listing(self, *, here: bool = False) -> str:
+        """All of it, for people.
+
+        Args:
+            here: this computer runs it: it keeps what stages keep, not the IPUs.
+        """
         every = (*self.functions, *self.update_functions)
         functions = [f"{function}\n{function.listing()}" for function in every]
         variables = [f"  {variable}" for variable in self.variables]
@@ -166,7 +177,7 @@ class Program:
                 self._header(),
                 *variables,
                 *self._streams(),
-                *self._stage_lines(),
+                *self._stage_lines(here=here),
                 *functions,
                 "body",
                 *_body_lines(self.body, "  "),
@@ -187,14 +198,16 @@ class Program:
     def _streams(self) -> list[str]:
         return [f"  {stream}" for stream in (*self.inputs, *self.outputs)]
 
-    def _stage_lines(self) -> list[str]:
+    def _stage_lines(self, *, here: bool = False) -> list[str]:
         """What stages keep for their backward passes, and what these compute again."""
         functions = {function.name: function for function in self.functions}
-        lines = [f"  {copies}" for copies in self.stash]
+        lines = [f"  {replace(copies, here=here)}" for copies in self.stash]
         for call in sorted(self.calls, key=attrgetter("stage")):
             if repeated := functions[call.function].repetitions:
                 stage = f"stage {call.stage} on ipu{call.ipu}"
-                lines.append(f"  {stage} computes {repeated} operators again, in @{call.function}")
+                why = "by default" if self.recomputed == "default" else "as asked"
+                again = f"computes {repeated} operators again, {why}, in @{call.function}"
+                lines.append(f"  {stage} {again}")
         return lines
 
     def _memory(self) -> list[str]:

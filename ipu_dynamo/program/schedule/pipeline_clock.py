@@ -30,15 +30,18 @@ class Stash:
     Args:
         copies: micro-batches of which it is kept at once.
         values: names and types, in the order of their first use.
+        here: it is kept on this computer, which stands for the IPU.
     """
 
     stage: int
     ipu: int
     copies: int
     values: tuple[tuple[str, TensorType], ...]
+    here: bool = False
 
     def __str__(self) -> str:
-        place = f"stage {self.stage} on ipu{self.ipu} keeps"
+        where = "this computer" if self.here else f"ipu{self.ipu}"
+        place = f"stage {self.stage} on {where} keeps"
         if self.copies == 1:
             return f"{place} 1 micro-batch"
         names = ", ".join(f"%{name}: {type_}" for name, type_ in self.values) or "nothing"

@@ -314,8 +314,9 @@ def _bring_up(
     figures = read_decided(entry.decided, engine)
     groups = [Group(group.rule, group.parameters, group.values) for group in entry.groups]
     machine = Machine(
-        engine.name, devices, [group.values for group in groups], entry.own_weights, figures
-    )
+        engine.name, devices, [group.values for group in groups], entry.own_weights, figures,
+        constants=held,
+    )  # fmt: skip
     written = run_host_passes(program, writing_passes(options, machine))
     host = run_host_passes(written, form_passes(options, machine))
     compiled = Compiled(

@@ -105,6 +105,7 @@ class Recompute(GraphPass):
     def rewrite(self, capture: Joint) -> bool:
         graph = capture.graph.graph
         marked = _take_marks(graph)
+        capture.checkpointed |= bool(marked)
         last = max(capture.ipus)
         stages = range({"off": 0, "stages": last, "all": last + 1}[self.mode])
         repeated = any(node.meta.get(RECOMPUTED) for node in graph.nodes)

@@ -120,8 +120,8 @@ def refusal(kind, *edits, **settings):
         (
             "training",
             [("0B<1FB0 0B0 ", ""), ("0F3 0F3>1FB", "0F3 0F3>1FB 0B<1FB0 0B0")],
-            "the stash of stage 0 on IPU 0 is too shallow: it holds %x of 3 micro-batches, and the "
-            "schedule needs 4",
+            "the stash of stage 0 on IPU 0 is too shallow: it holds %x, %tanh of 3 "
+            "micro-batches, and the schedule needs 4",
         ),
         (
             "training",
