@@ -25,16 +25,25 @@ class Model(nn.Module):
         return poptorch.identity_loss(self.second(torch.sin(h) * h), "sum")
 
 
-def repeated(setting=None):
-    """How many operators the program repeats."""
+def compiled(setting=None):
+    """The core of an executor."""
     options = poptorch.Options()
     options.Training.gradientAccumulation(3)
     if setting is not None:
         options._Popart.set("autoRecomputation", setting)
     executor = poptorch.trainingModel(Model(), options)
     executor.compile(torch.ones(6, 4))
-    functions = executor._core.program.functions
-    return sum(bool(n.meta.get(RECOMPUTED)) for f in functions for n in f.operators)
+    return executor._core
+
+
+def repeated_in(program):
+    """How many operators a program repeats."""
+    return sum(bool(n.meta.get(RECOMPUTED)) for f in program.functions for n in f.operators)
+
+
+def repeated(setting=None):
+    """How many operators the program repeats."""
+    return repeated_in(compiled(setting).program)
 
 
 def test_a_pipeline_recomputes_unless_told_otherwise():
@@ -47,6 +56,13 @@ def test_numbers_are_those_of_popart():
     assert repeated(2) == repeated()
     with pytest.raises(poptorch.Error, match="Value for RecomputationType out of range"):
         repeated(5)
+
+
+@pytest.mark.parametrize("setting", [None, 1, 3])
+def test_this_computer_keeps_what_an_ipu_computes_again(setting):
+    core = compiled(setting)
+    assert core.program.recomputed == "default"
+    assert repeated_in(core.executable.host_program.inlined) == 0 < repeated_in(core.program)
 
 
 def test_gives_back_what_it_was_given():

@@ -85,6 +85,7 @@ def test_an_option_acts_and_changes_no_result(plain, options, holds):
 def test_recomputation_acts_in_every_schedule_and_changes_no_result(plain, mode, recompute):
     programs, results = trained(recomputation_mode=mode, pipeline_schedule="sequential")
     assert programs["fit"].options.recompute == recompute
+    assert not programs["fit"].options.recompute_here
     assert ("operators again" in programs["fit"].program.short()) == (mode != "Auto")
     for a, b in zip(results, plain[1], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
