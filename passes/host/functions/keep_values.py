@@ -19,7 +19,7 @@ from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.private.graphs import module_of
 from ipu_dynamo.passes.graph.builder import new_input
 from ipu_dynamo.passes.graph.extract import copied
-from ipu_dynamo.passes.host.functions.kept_stages import KeptStage, Made, Rewritten, plan
+from ipu_dynamo.passes.host.functions.kept_stages import KeptStage, Made, RemainingCall, plan
 from ipu_dynamo.passes.host.functions.rewrite_functions import with_functions
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import (
@@ -168,7 +168,9 @@ class _Keeping:
         results = (*(call.results[i] for i in places), *(kept[node] for node in more))
         return replace(call, results=results), self.functions[key]
 
-    def _that_takes(self, call: Call, one: Rewritten, stage: KeptStage) -> tuple[Call, Function]:
+    def _that_takes(
+        self, call: Call, one: RemainingCall, stage: KeptStage
+    ) -> tuple[Call, Function]:
         """A call that takes kept values and repeats only the rest, and its function."""
         function = self.program.function(call.function)
         inputs = function.graph.graph.find_nodes(op="placeholder")
@@ -196,7 +198,7 @@ def _returning(function: Function, places: Sequence[int], more: Sequence[fx.Node
 
 
 def _taking(
-    function: Function, one: Rewritten, places: Mapping[fx.Node, int], more: int
+    function: Function, one: RemainingCall, places: Mapping[fx.Node, int], more: int
 ) -> Function:
     """A function that takes kept values.
 

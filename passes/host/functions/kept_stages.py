@@ -30,7 +30,7 @@ _UNMATCHED = "operators without an equal value in the forward pass"
 
 
 @dataclass(frozen=True, slots=True)
-class Rewritten:
+class RemainingCall:
     """What becomes of a call that repeats operators.
 
     Args:
@@ -65,7 +65,7 @@ class KeptStage:
     stage: int
     copies: int
     values: Mapping[int, Made]
-    rewritten: Mapping[int, Rewritten]
+    rewritten: Mapping[int, RemainingCall]
     unread: frozenset[str]
     saved: int
     repeated: Mapping[str, int]
@@ -167,7 +167,7 @@ def _plan_stage(numbered: _Numbered, stage: int, copies: int) -> KeptStage:
     instructions = list(numbered.program.walk())
     others = (i for number, i in enumerate(instructions) if number not in own)
     needed = {name for instruction in others for name in instruction.read_names}
-    rewritten: dict[int, Rewritten] = {}
+    rewritten: dict[int, RemainingCall] = {}
     saved, repeated = 0, Counter[str]()
     for number in sorted(own, reverse=True):
         call, function = own[number], numbered.function(own[number])
@@ -189,7 +189,7 @@ def _plan_stage(numbered: _Numbered, stage: int, copies: int) -> KeptStage:
     )
 
 
-def _rewritten(numbered: _Numbered, number: int, needed: set[str]) -> Rewritten:
+def _rewritten(numbered: _Numbered, number: int, needed: set[str]) -> RemainingCall:
     """What is left of a call if it takes kept values.
 
     Args:
@@ -228,7 +228,7 @@ def _rewritten(numbered: _Numbered, number: int, needed: set[str]) -> Rewritten:
             live.add(node)
             pending += node.all_input_nodes
     in_order = {node: taken[node] for node in function.graph.graph.nodes if node in taken}
-    return Rewritten(in_order, frozenset(live), results)
+    return RemainingCall(in_order, frozenset(live), results)
 
 
 def _kind_of(node: fx.Node) -> str | None:
