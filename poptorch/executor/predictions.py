@@ -74,7 +74,8 @@ class Predictions:
         """After a call, where the options ask for it."""
         self._has_run = True
         if self._counts_cycles and logger.isEnabledFor(logging.DEBUG):
-            logger.debug("cycles of this call, predicted: %d", self._prediction().cycles)
+            # the words that programs look for
+            logger.debug("Total number of IPU cycles: %d", self._prediction().cycles)
 
     def _write_profile(self) -> None:
         """Write the prediction and its report, where the options or the environment ask for it."""

@@ -130,7 +130,7 @@ def test_cycles_are_logged_after_each_call_at_level_debug(capfd):
         executor(images())
     finally:
         poptorch.setLogLevel("WARN")
-    shown = re.findall(r"cycles of this call, predicted: (\d+)", capfd.readouterr().err)
+    shown = re.findall(r"Total number of IPU cycles: (\d+)", capfd.readouterr().err)
     assert shown == [str(executor.cycleCount())] * 2
 
 
