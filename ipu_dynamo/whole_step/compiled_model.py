@@ -122,7 +122,10 @@ class _Lowered(NamedTuple):
 
     def facts(self, model: Model) -> Facts:
         """What other ranks must have, too."""
-        return Facts(self.engine.name, self.options, self.compiled.program, model, self.seed())
+        engine = self.engine.name
+        if engine == "inductor":  # the environment may say how functions are checked
+            engine += f", check_compiled={self.engine.checks.check}"
+        return Facts(engine, self.options, self.compiled.program, model, self.seed())
 
 
 Made = TypeVar("Made")
