@@ -74,6 +74,22 @@ def test_a_weight_is_not_rearranged_and_views_and_copies_of_it_neither():
     assert by_weight.relayout == pytest.approx(1.5 * rearranged + 0.5 * rearranged)
 
 
+class Normed(nn.Module):
+    """A product of one of several results of an operator."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.weight = nn.LayerNorm(64), nn.Parameter(torch.ones(64, 64))
+
+    def forward(self, x):
+        return self.norm(x) @ self.weight
+
+
+def test_one_of_several_results_is_no_weight():
+    x = torch.ones(32, 64)
+    assert cost_of("mm", priced(Normed(), x)) == cost_of("mm", priced(Product("weight"), x))
+
+
 def test_two_activations_are_rearranged():
     x = torch.ones(64, 64)
     bytes_of_tile = 4 * 64 * 64 / 1472
