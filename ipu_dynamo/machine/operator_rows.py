@@ -67,6 +67,7 @@ class OperatorRows:
             steps=1 if cost.plan is None else cost.plan.steps,
             known=cost.known,
             uses=(),
+            warning=cost.warning,
         )
         position = self._positions.setdefault(row, len(self.rows))
         if position == len(self.rows):

@@ -1,5 +1,6 @@
 """Predict what a program needs on a system of IPUs."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -26,6 +27,8 @@ from ipu_dynamo.program.ir.program import Program
 from ipu_dynamo.program.ir.types import dtype_name
 from ipu_dynamo.version import __version__
 
+log = logging.getLogger("ipu_dynamo.machine")
+_SLOW_PASS = "priced as a slow pass over its results"
 _NOTES = (
     "Steps of large models on more than one machine of IPUs are predicted too fast: a part of the "
     "fixed time of a step depends on software and model.",
@@ -100,7 +103,11 @@ def predict_program(
         timeline=time.timeline,
         marks=_marks(weighted),
         unknown=_unknown(weighted),
-        notes=_NOTES + (_WITHOUT_UPDATE if program.kind in ("forward", "backward") else ()),
+        notes=(
+            *_tight_products(weighted),
+            *_NOTES,
+            *(_WITHOUT_UPDATE if program.kind in ("forward", "backward") else ()),
+        ),
         machine=tuple(
             Constant(name, float(f), f.unit, f.mark, f.source) for name, f in system.figures()
         ),
@@ -144,12 +151,26 @@ def _unknown(weighted: Weighted) -> tuple[Unknown, ...]:
     """The operators without a formula, with their share of all cycles, the largest first."""
     total = sum(count * row.cycles.total for row, count in weighted)
     found = [
-        Unknown(row.operator, "priced as a slow pass over its results", row.line,
-                count * row.cycles.total / total)
+        Unknown(row.operator, row.warning or _SLOW_PASS, row.line, count * row.cycles.total / total)
         for row, count in weighted
-        if not row.known
+        if not row.known or (row.warning and not row.plan)
     ]  # fmt: skip
     return tuple(sorted(found, key=lambda one: -one.share))
+
+
+def _tight_products(weighted: Weighted) -> tuple[str, ...]:
+    """What to say of products that need more memory than their share."""
+    tight = [row for row, _ in weighted if row.warning and row.plan]
+    if not tight:
+        return ()
+    largest = max(tight, key=lambda row: row.temporary)
+    count, where = sum(row.count for row in tight), largest.line or "an unknown line"
+    note = (
+        f"{count} products need more temporary memory than their share of a tile; "
+        f"of {largest.operator} at {where}: {largest.warning}"
+    )
+    log.warning("%s; a larger memory proportion helps", note)
+    return (f"{note}.",)
 
 
 def _dtypes(program: Program) -> tuple[str, ...]:

@@ -85,6 +85,7 @@ class OperatorRow:
         steps: serial steps of a product.
         known: whether there is a formula for it.
         uses: where it runs.
+        warning: what was assumed, or why no plan fits its share of memory; or empty.
     """
 
     operator: str
@@ -104,6 +105,7 @@ class OperatorRow:
     steps: int
     known: bool
     uses: tuple[OperatorUse, ...]
+    warning: str = ""
 
     @property
     def bound(self) -> int:

@@ -14,6 +14,7 @@ from ipu_dynamo.machine.predicted_operators import CallRow, Cycles, Where
 from ipu_dynamo.machine.predicted_time import Work
 from ipu_dynamo.machine.system import System
 from ipu_dynamo.machine.transfer_times import MoveTimes, TimedMove
+from ipu_dynamo.ops.library.host_call import calls_host
 from ipu_dynamo.program.ir.base_instruction import BaseInstruction
 from ipu_dynamo.program.ir.instructions import Call, Plain
 from ipu_dynamo.program.ir.program import Program
@@ -139,7 +140,7 @@ class StepCosts:
             hidden: Counter[int] = Counter()
             for instruction in instructions:
                 if isinstance(instruction, Call):
-                    items.append(self._call(next(numbers), name))
+                    items += self._call(next(numbers), name)
                     continue
                 items += self._writes(instruction)
                 for move in self.transfers.moves(instruction):
@@ -278,10 +279,16 @@ class StepCosts:
             v.name for v in self.program.variables if v.kind in ("parameter", "buffer")
         )
 
-    def _call(self, number: int, name: str) -> WorkItem:
+    def _call(self, number: int, name: str) -> Iterator[WorkItem]:
+        """A call; what it calls the host for is streamed there and back."""
         priced = self.calls[number]
-        cycles = self.cycles_of(priced)
-        return WorkItem(priced.call.ipu, "call", name, cycles.total, cycles, number)
+        cycles, ipu = self.cycles_of(priced), priced.call.ipu
+        yield WorkItem(ipu, "call", name, cycles.total, cycles, number)
+        for operator in priced.operators:
+            if operator.node is not None and calls_host(operator.node):
+                for types in (operator.operands, operator.results):
+                    streamed = self.transfers.host_bytes(machine_bytes(*types))
+                    yield WorkItem(ipu, "host", "call of the host", streamed)
 
     def _writes(self, instruction: BaseInstruction) -> Iterator[WorkItem]:
         """What an instruction in a micro-batch computes."""
