@@ -96,6 +96,12 @@ class CompileError(IpuError):
         self.problem = problem
 
 
+class OutOfMemory(CompileError):  # the name that PopTorch's users know
+    """The program does not fit in the memory of the IPUs that the user asks for."""
+
+    id = "out-of-memory"
+
+
 class ProgramError(IpuError, ValueError):
     """A program cannot run as it reads: a pass, or whoever wrote its text, made a mistake.
 

@@ -4,6 +4,7 @@ Convolutions of a group that an IPU runs side by side share its tiles in proport
 and the slowest counts: each has its share of that one's cycles.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -37,8 +38,7 @@ def price_call(
         operators: of its function, as `machine_operators` lists them.
         arguments: of the call, one for each input of the function.
     """
-    sources = list(_sources(operators))
-    once = {source for source in sources if sources.count(source) == 1}
+    readers = Counter(_sources(operators))
 
     def roles(operator: MachineOperator) -> Roles:
         weights, from_host, dying = set(), set(), set(operator.dying)
@@ -48,7 +48,7 @@ def price_call(
             argument = Argument("weight") if source == "constant" else arguments[source]
             if argument.origin == "weight":
                 weights.add(place)
-            if argument.origin == "host" and source in once:
+            if argument.origin == "host" and readers[source] == 1:
                 from_host.add(place)
             if argument.origin == "weight" or not argument.dies:
                 dying.discard(place)

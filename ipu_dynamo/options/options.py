@@ -64,6 +64,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "seed": (int, type(None)),
     "side_by_side": (bool, type(None)),
     "program_cache": (str, type(None)),
+    "enforce_memory": (str, type(None)),
     "without": Sequence,
     "force": Mapping,
     "skipped_sources": (Sequence, type(None)),
@@ -175,6 +176,10 @@ class Options:
             differs runs operator by operator from then on, in that call, too, and a warning names
             it. `auto` is what the environment variable IPU_DYNAMO_CHECK_COMPILED names, else
             `first`.
+        enforce_memory: the name of IPUs, such as `bow`: a program that does not fit in their memory
+            is an error, by the prediction of a model, and one that may not fit a warning. None is
+            what the environment variable IPU_DYNAMO_ENFORCE_MEMORY names, else nothing is
+            predicted.
         seed: of the random numbers; None takes one from torch's generator when compiling. A
             program's numbers depend on the seed, the call, the micro-batch and the replica only.
         mesh: the ranks of torch.distributed that run the program together: a DeviceMesh of device
@@ -230,6 +235,7 @@ class Options:
     program_cache: str | None = None
     program_cache_limit: int = 1 << 32
     check_compiled: Check = "auto"
+    enforce_memory: str | None = None
     seed: int | None = None
     mesh: "DeviceMesh | None" = None
 

@@ -43,6 +43,7 @@ class BackendOptions:
         without: names of passes to leave out, as in `ipu_dynamo.Options`.
         force: decisions of host passes, as in `ipu_dynamo.Options`.
         check_compiled: as in `ipu_dynamo.Options`.
+        enforce_memory: as in `ipu_dynamo.Options`, for each program by itself.
 
     Raises:
         OptionError: for a value that an option cannot have.
@@ -59,6 +60,7 @@ class BackendOptions:
     without: Sequence[str] = ()
     force: Mapping[str, Choice] = field(default_factory=dict, hash=False)
     check_compiled: Check = "auto"
+    enforce_memory: str | None = None
 
     def __post_init__(self) -> None:
         check_choice("fallback", self.fallback, ("error", "warn", "allow"))
@@ -116,6 +118,7 @@ class BackendOptions:
             without=self.without,
             force=self.force,
             check_compiled=self.check_compiled,
+            enforce_memory=self.enforce_memory,
         )
 
     @classmethod

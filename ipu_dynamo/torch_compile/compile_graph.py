@@ -26,6 +26,7 @@ from ipu_dynamo.capture.private.aot import (
 from ipu_dynamo.capture.private.dynamo import RestartAnalysis
 from ipu_dynamo.capture.unplaceable import Unplaceable, UnplaceableError, find
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.memory_limit import enforce_memory
 from ipu_dynamo.ops.marks.markers import begin_block
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.ops.private.node_meta import DESC
@@ -305,6 +306,7 @@ class _GraphPrograms:
                 self.owners |= {variable.name: variable.ipu for variable in program.variables}
                 self.record.programs.append(program)
                 program_history.remember(host)
+                enforce_memory(program, self.options.enforce_memory)
                 log.debug("%s", program)
         if self.late and kind != "backward":
             boxed = making_results(boxed, self.late)

@@ -13,6 +13,7 @@ from ipu_dynamo.capture.private.tracing import unrecorded
 from ipu_dynamo.capture.swap import Model, named_tensors
 from ipu_dynamo.capture.trace import Arguments, read_arguments
 from ipu_dynamo.errors import InputError, skipping_sources
+from ipu_dynamo.memory_limit import enforce_memory
 from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.ops.private.thread_modes import KeptGradMode, recorded_casts_only
@@ -122,7 +123,10 @@ class _Lowered(NamedTuple):
 
     def facts(self, model: Model) -> Facts:
         """What other ranks must have, too."""
-        return Facts(self.engine.name, self.options, self.compiled.program, model, self.seed())
+        engine = self.engine.name
+        if engine == "inductor":  # the environment may say how functions are checked
+            engine += f", check_compiled={self.engine.checks.check}"
+        return Facts(engine, self.options, self.compiled.program, model, self.seed())
 
 
 Made = TypeVar("Made")
@@ -573,6 +577,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             machine=machine,
         )
         compiled, reading = self._with_groups(compiling, reading)
+        enforce_memory(compiled.program, options.enforce_memory)
         link = self._link
         if share is not None:
             ranks.check_anchors(wanted_variables(compiled, options.anchors).keys(), share)

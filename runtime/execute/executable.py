@@ -192,6 +192,7 @@ class Executable:
         else:
             if transport is not None and self._has_messages:
                 self._ranks = RankStreams(host, self.schedule, transport)
+                engine.checks.agree(judges=transport.share.row == 0)
                 if transport.share.columns > 1:
                     self._row = results_of_row(host, batching)
             self._form = self._looped = LoopedStep(

@@ -161,7 +161,8 @@ class LoopedStep:
         self.ranks: RankCall | None = None
         if streams is not None:
             weights = self._weights_in_common(rollback.before)
-            self.ranks = RankCall(streams, row, weights, (self._begin, known[0].end))
+            ends = self._begin, known[0].end
+            self.ranks = RankCall(streams, row, weights, ends, engine.checks)
         self._loop = MicroBatchLoop(
             program,
             stages_of(host, self._runs.compile),  # the functions of updates with them
@@ -258,22 +259,33 @@ class LoopedStep:
         """Run the steps of a call; all of its micro-batches, when there are no updates."""
         commit = self.commit
         for step in range(steps):
-            end = self.variants.choose(self._hyperparameters).end
-            commit.open()
             if self.ranks is None:
+                end = self.variants.choose(self._hyperparameters).end
+                commit.open()
                 self._compute(step, end, streams, observer)
                 self._write(end)
             else:
-                self.ranks.begin(self._begin, end)
-                self._compute(step, end, streams, observer)
-                with self.ranks.deciding():
-                    self._write(end)
+                while not self._run_together(self.ranks, step, streams, observer):
+                    commit.settle()  # undoes the step
             if observer.step_ended is not None:
                 observer.step_ended(step, commit.current)
             if self._trains and observer.iteration_ended is not None:
                 observer.iteration_ended(streams, step)
             if self._storage.waiting:
                 self._storage.write_waiting()
+
+    def _run_together(
+        self, ranks: RankCall, step: int, streams: HostStreams, observer: Observer
+    ) -> bool:
+        """Run a step with other ranks. Return whether it is complete: see `deciding`."""
+        end = self.variants.choose(self._hyperparameters).end
+        self.commit.open()
+        ranks.begin(self._begin, end)
+        self._compute(step, end, streams, observer)
+        with ranks.deciding() as complete:
+            if complete:
+                self._write(end)
+        return complete
 
     def _write(self, end: StepEnd) -> None:
         """Write the variables of a step that has succeeded so far."""

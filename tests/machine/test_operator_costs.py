@@ -10,8 +10,14 @@ from ipu_dynamo.machine import machines
 from ipu_dynamo.machine.cost import COLUMNS
 
 NAMES = st.sampled_from(["mk1", "mk2", "bow", "c600"])
+REDUCED = 6 * (20 + 5) + 300 + 1600 + 4 * 240**0.5 / (4 * 0.85) + 150 + 240**0.5 / 2
 SIZES = st.integers(1, 300) | st.sampled_from([512, 768, 1024, 4096])
 FLOATS = st.sampled_from(["f16", "f32"])
+
+
+def received(nbytes):
+    """Cycles in which all tiles of a Bow IPU receive so many bytes."""
+    return nbytes / (1472 * 4 * 0.85) + 150
 
 
 def test_triad_reaches_the_measured_bandwidth():
@@ -40,7 +46,37 @@ def test_triad_reaches_the_measured_bandwidth():
         (
             "aten.sum.dim_IntList",
             ["f16[1472,240]", [1]],
-            6 * (20 + 5) + 300 + 1600 + 4 * 240**0.5 / (4 * 0.85) + 150 + 240**0.5 / 2,
+            REDUCED,
+        ),
+        # two reductions, two passes of arithmetic and one of exponentials
+        (
+            "aten._softmax.default",
+            ["f16[1472,240]", 1, False],
+            2 * REDUCED + 2 * (6 * (20 + 2 * 10) + 1620) + 6 * (20 + 4 * 10) + 1620,
+        ),
+        # two reductions and a pass; backward one and a half times that
+        (
+            "aten.native_layer_norm.default",
+            ["f16[1472,240]", [240], None, None, 1e-5],
+            2 * REDUCED + 6 * (20 + 2 * 10) + 1620,
+        ),
+        # cut by rows: one row here, 127 elsewhere; indices to all tiles, rows sent twice
+        (
+            "aten.embedding.default",
+            ["f16[1000,64]", "i64[128]"],
+            6 * (30 + 19 + 64 + 8 * 127) + 1600 + received(4 * 128 * 1472) + 2 * received(2**14),
+        ),
+        # 8 B a cycle where the last dimension is aligned, 5.15 cycles a byte where it is not
+        (
+            "aten.cat.default",
+            [["f16[1472,8]", "f16[1472,3]"], 1],
+            1600 + 16 / 8 + 6 * 5.15 + received(22 * 1472),
+        ),
+        # windows of 2 x 2 share nothing
+        (
+            "aten.avg_pool2d.default",
+            ["f16[1472,10,48,2]", [2, 2]],
+            6 * (20 + 2 * 4 * 10) + 1620 + received(0),
         ),
     ],
 )

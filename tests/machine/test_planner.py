@@ -111,3 +111,4 @@ def test_parts_cover_the_product_on_the_tiles_that_there_are(product, machine, s
     plan = plan_product(product, kind, ipu, int(ipu.tiles), share)
     assert plan.groups * plan.rows * plan.inner * plan.columns <= ipu.tiles
     assert plan.kind == kind.name
+    assert (plan.inner > 1) == bool(plan.received[2])  # else there are no partial sums to add

@@ -103,6 +103,7 @@ def of_program(options: Options) -> Options:
         program_cache=None,
         program_cache_limit=0,
         check_compiled="auto",
+        enforce_memory=None,
         mesh=None,
     )
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import CompileError
+from ipu_dynamo.memory_limit import enforce_memory
 from ipu_dynamo.options import Engine, Options
 from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.pipeline import (
@@ -68,6 +69,7 @@ def load(
 
     Raises:
         SavedProgramError: the file is refused, for a reason that it names.
+        OutOfMemory: it does not fit on the IPUs that IPU_DYNAMO_ENFORCE_MEMORY names.
     """
     with Archive(path) as archive:
         names = entry_names(archive, CORE)
@@ -301,6 +303,7 @@ def _bring_up(
 ) -> LoadedModel:
     """The executable of a program, and what calls it."""
     options: Options = entry.options
+    enforce_memory(program, None)
     try:
         devices = tuple(torch.device(name) for name in entry.devices)
         held = {

@@ -31,7 +31,7 @@ from ipu_dynamo.runtime.engines.stage import Stage
 
 log = logging.getLogger(__name__)
 BY = "CheckCompiled"
-State = Literal["unchecked", "passed", "uniform", "failed", "impossible"]
+State = Literal["unchecked", "believed", "passed", "uniform", "failed", "impossible"]
 _CANNOT = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 _one_check = nested_lock()  # of all functions: their moments of more memory do not meet
 
@@ -77,6 +77,17 @@ class CheckedStage:
     def believed(self) -> bool:
         """Whether the compiled function runs without a check."""
         return self._now is self._run
+
+    def believe(self) -> None:
+        """Run what was compiled without a check, until `fail` is called."""
+        self.state, self._now = "believed", self._run
+
+    def fail(self, problem: str) -> None:
+        """Run operator by operator from now on, as another rank has found a wrong result."""
+        if self.state != "failed":
+            self.problem, plain = problem, self._by_operators(self.function)
+            self._warn()
+            self._settle("failed", plain)
 
     def held_in(self, names: dict[str, Any], name: str) -> None:
         """Replace this callable by the chosen one once the check is over."""

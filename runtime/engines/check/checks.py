@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -33,6 +33,7 @@ class Checks:
 
     Attributes:
         stages: callables of the functions that were not checked before.
+        news: failures that other ranks do not know yet: the problem of each function.
     """
 
     def __init__(self, check: str = "auto") -> None:
@@ -42,14 +43,41 @@ class Checks:
         self.check = check
         self.stages: list[CheckedStage] = []
         self._other: list[Decision] = []
-        self._keys: dict[int, str | None] = {}
+        self.news: dict[str, str] = {}
+        self._agrees, self._judges = False, True
+        self._known_to_all: dict[str, str] = {}  # failures, as `news`
+
+    def agree(self, *, judges: bool) -> None:
+        """Let ranks have the same outcomes from now on: functions may fail later, by `take`.
+
+        Args:
+            judges: compare functions here, and not on another rank.
+        """
+        self._agrees, self._judges = True, judges or self.check == "every"
+
+    def take(self, failures: Mapping[str, str]) -> None:
+        """Run functions operator by operator that failed on any rank, which has told all.
+
+        Args:
+            failures: the `news` of all ranks.
+        """
+        self._known_to_all |= failures
+        for stage in self.stages:
+            if problem := failures.get(_name(stage.function)):
+                stage.fail(problem)
+        self.news = {name: it for name, it in self.news.items() if name not in failures}
 
     def failed_before(self, recipe: FunctionRecipe) -> Stage | None:
         """Return an operator-by-operator callable if the function failed a check before."""
-        if self.check == "off" or not (key := _key(recipe)):
+        if self.check == "off":
             return None
-        state, _, problem = self._outcome(key).partition(" ")
-        if state != "failed":
+        problem = self._known_to_all.get(_name(recipe.function), "")
+        if not problem and (key := _key(recipe)):
+            state, _, problem = self._outcome(key).partition(" ")
+            if state != "failed":
+                return None
+            self._note(recipe.function, problem)
+        if not problem:
             return None
         reason = f"{problem} (found before)"
         name = recipe.function.name
@@ -61,21 +89,34 @@ class Checks:
         """Return a callable that compares the first runs, unless these were compared before."""
         if self.check == "off":
             return run
-        key = _key(recipe)
-        if key and self.check == "first" and self._outcome(key):
-            return run
-        if reason := why_unchecked(recipe.function.graph.graph) or _too_large(recipe.function):
-            self._other.append(Decision(BY, "not checked", reason, recipe.function.name))
+        key, function = _key(recipe), recipe.function
+        believes, reason = bool(key and self.check == "first" and self._outcome(key)), ""
+        if not believes:
+            reason = why_unchecked(function.graph.graph) or _too_large(function)
+            if not reason and not self._judges:
+                reason = "ranks with replica 0 compare it"
+        if reason:
+            self._other.append(Decision(BY, "not checked", reason, function.name))
+        believes |= bool(reason)
+        if believes and not self._agrees:
             return run
 
         def settled(stage: CheckedStage) -> None:
             if key:
                 _keep(key, f"{stage.state} {stage.problem}".strip())
+            if stage.state == "failed":
+                self._note(function, stage.problem)
 
         forever = self.check == "every"
         stage = CheckedStage(recipe, run, by_operators, settled, forever=forever)
+        if believes:
+            stage.believe()
         self.stages.append(stage)
         return stage
+
+    def _note(self, function: Function, problem: str) -> None:
+        if self._agrees and _name(function) not in self._known_to_all:
+            self.news[_name(function)] = problem
 
     def decisions(self, functions: Sequence[str]) -> Iterator[Decision]:
         """Yield the outcomes of the checks of some functions."""
@@ -83,7 +124,7 @@ class Checks:
             if decision.function in functions:
                 yield decision
         for stage in self.stages:
-            if stage.function.name in functions:
+            if stage.function.name in functions and stage.state != "believed":
                 yield stage.decision()
 
     def _outcome(self, key: str) -> str:
@@ -96,6 +137,11 @@ class Checks:
 def by_operators(function: Function) -> Stage:
     """Return a callable that runs a function and the bodies of its loops operator by operator."""
     return eager_code(function.graph.graph)
+
+
+def _name(function: Function) -> str:
+    """What ranks call a function of their program."""
+    return f"{function.name} {function.code_key}"
 
 
 def forget() -> None:

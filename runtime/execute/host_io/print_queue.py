@@ -30,9 +30,11 @@ class PrintQueue(Observer):
         self._lock = Lock()
 
     def printed(self, stream: int, micro_batch: int, tensor: Tensor) -> None:
-        """Print a tensor as soon as all before it are."""
+        """Print a tensor as soon as all before it are; none again of a step that runs again."""
         with self._lock:
             place = micro_batch, stream
+            if place < self._next:
+                return
             self._waiting[place] = tensor if place == self._next else tensor.clone()
             while (place := self._next) in self._waiting:
                 self._printings[place[1]](self._waiting.pop(place))

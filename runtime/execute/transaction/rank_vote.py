@@ -11,6 +11,7 @@ from ipu_dynamo.errors import IpuError, RankLost
 from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
 from ipu_dynamo.program import Program, Update
 from ipu_dynamo.program.fused import Hyperparameters
+from ipu_dynamo.runtime.engines.check.checks import Checks
 from ipu_dynamo.runtime.execute.step_end import StepEnd
 from ipu_dynamo.runtime.execute.tasks.rank_streams import RankStreams, RowValue
 from ipu_dynamo.runtime.execute.transaction.user_writes import (
@@ -18,12 +19,15 @@ from ipu_dynamo.runtime.execute.transaction.user_writes import (
     bytes_of,
     digest_of,
 )
+from ipu_dynamo.runtime.ranks.agreement import gather_values
 from ipu_dynamo.runtime.ranks.vote import CommonValue, StepFailure, vote
 
 _UNKNOWN = "this rank was interrupted while it voted: whether the step is complete is not known"
 _TWICE = "a rank was interrupted again while it waited for others, after its step had failed"
 
 _NOT_KNOWN = [CommonValue("", 0, dict)] * 3  # the values of a call that fails before they are made
+
+_CHECKS = "checks of compiled functions"
 
 # What a rank owes the others in its call: nothing, a step, the rest of one, or its results.
 _NOTHING, _STEP, _REST, _RESULTS = range(4)
@@ -43,6 +47,7 @@ class RankCall:
         weights: those that ranks have in common.
         ends: the instructions before and after the micro-batches, for a step that fails before
             others are chosen.
+        checks: of compiled functions, whose outcomes ranks have in common.
 
     Attributes:
         ends: those of the present step.
@@ -56,8 +61,10 @@ class RankCall:
         row: Sequence[RowValue] | None,
         weights: "WeightsInCommon",
         ends: Sequence[StepEnd],
+        checks: Checks | None = None,
     ) -> None:
         self._streams, self._row, self._weights, self.ends = streams, row, weights, ends
+        self._checks = Checks("off") if checks is None else checks
         self.calls = 0
         self.place: tuple[int, ...] = ()
         self._owes = _NOTHING
@@ -123,19 +130,28 @@ class RankCall:
             self._streams.begin([stream for end in ends for stream in end.streams])
 
     @contextmanager
-    def deciding(self) -> Iterator[None]:
+    def deciding(self) -> Iterator[bool]:
         """Vote, and run a block that writes the step. Signals wait until its end.
+
+        Yields:
+            Whether the step is complete. If not, a compiled function was wrong on some rank. All
+            ranks undo the step, and run it again with that function operator by operator.
 
         Raises:
             IpuError: see `vote`. A rank that is interrupted twice in its vote has lost the mesh.
         """
         with DeferredSignals(once=True):
             with self._streams.unbroken(_UNKNOWN):
-                differ = self._vote(None)
-            if differ:  # a rank has written weights, and all have the same
+                differ = {value.name for value in self._vote(None)}
+                if _CHECKS in differ:
+                    transport = self._streams.transport
+                    of_ranks = gather_values(transport, "mesh", self._checks.news)
+                    self._checks.take({n: text for of in of_ranks for n, text in of.items()})
+                    self._steps, self._owes = self._steps + 1, _STEP
+            if differ - {_CHECKS}:  # a rank has written weights, and all have the same
                 self._weights.agreed()
                 self._values = [*self._values[:-1], replace(self._values[-1], value=0)]
-            yield
+            yield _CHECKS not in differ
 
     def agree_on_update(self, write: Callable[[], None]) -> None:
         """Write variables, and vote on that: an update that fails anywhere is undone everywhere."""
@@ -182,8 +198,10 @@ class RankCall:
 
     def _vote(self, failure: StepFailure | None) -> list[CommonValue]:
         self._owes = _NOTHING  # if another rank failed
+        number = 1 + self._streams.transport.share.rank if self._checks.news else 0
+        checks = CommonValue(_CHECKS, number, dict, may_differ=True)
         try:
-            differ = vote(self._streams.transport, failure, self._values)
+            differ = vote(self._streams.transport, failure, [*self._values, checks])
         finally:
             self._streams.end()
         self._steps -= 1
