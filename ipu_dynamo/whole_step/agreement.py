@@ -34,6 +34,7 @@ from ipu_dynamo.runtime.ranks.agreement import (
     value_of_first,
 )
 from ipu_dynamo.runtime.ranks.transport import Transport
+from ipu_dynamo.tune.installed_memory import installed_bytes
 from ipu_dynamo.tune.intra_op import set_intra_op_threads
 from ipu_dynamo.tune.machine_name import machine_name
 from ipu_dynamo.version import __version__
@@ -68,15 +69,16 @@ def decide_together(
     model: Model,
     optimizer: torch.optim.Optimizer | None,
     measure: Callable[[], Costs],
-) -> Options:
-    """Let rank 0 decide about threads, the optimiser's states, and costs of operators.
+) -> tuple[Options, int]:
+    """Let rank 0 decide about threads, the optimiser's states, costs of operators, and memory.
 
     Args:
         optimizer: its states become those of rank 0.
         measure: returns the costs that the strategy cuts the model by.
 
     Returns:
-        The options with rank 0's costs, if the strategy needs any.
+        The options, with rank 0's costs if the strategy needs any, and the bytes of memory by which
+        all ranks decide; 0: rank 0 does not know its own.
 
     Raises:
         RankFailed: rank 0 could not measure.
@@ -89,6 +91,7 @@ def decide_together(
         "error": None if error is None else error_of(error),
         "costs": costs,
         "threads": torch.get_num_threads(),
+        "memory": installed_bytes(torch.device("cpu")) or 0,
         "states": None if optimizer is None else [*_described(model, optimizer)],
     }
     decided = value_of_first(transport, decided)
@@ -96,10 +99,10 @@ def decide_together(
     set_intra_op_threads(decided["threads"])
     if optimizer is not None:
         _take_states(transport, model, optimizer, decided["states"])
-    if not measures:
-        return options
-    costs = tuple((forward, backward) for forward, backward in decided["costs"])
-    return replace(options, strategy=replace(strategy, costs=costs))
+    if measures:
+        costs = tuple((forward, backward) for forward, backward in decided["costs"])
+        options = replace(options, strategy=replace(strategy, costs=costs))
+    return options, decided["memory"]
 
 
 def compare(

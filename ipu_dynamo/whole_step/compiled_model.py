@@ -464,7 +464,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
 
         Inference over replicas that exchange nothing is compiled by each rank for itself.
         """
-        options, share = self.options, transport.share
+        options, share, memory = self.options, transport.share, None
         text = f"the compilation of {_name(self.model)}"
         operation = transport.operation("mesh", "compile", text)
         agrees = self.training or share.columns > 1
@@ -473,8 +473,10 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
                 stack.enter_context(operation)
                 optimizer = self._link.optimizer if self._link and self._link.live else None
                 measure = partial(self._costs, given, share)
-                options = decide_together(transport, options, self.model, optimizer, measure)
-            lowered, error = attempt(self._lower, given, options, share)
+                options, memory = decide_together(
+                    transport, options, self.model, optimizer, measure
+                )
+            lowered, error = attempt(self._lower, given, options, share, memory)
             if lowered is not None and not agrees and lowered.exchanges:
                 agrees = True
                 stack.enter_context(operation)
@@ -504,7 +506,8 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         if transport.share.rows > 1:
             decided = value_of_first(transport, lowered.decided, "column")
             if decided != lowered.decided and (figures := read_decided(decided, lowered.engine)):
-                lower = partial(self._lower, given, lowered.options, transport.share)
+                of, memory = transport.share, lowered.machine.memory
+                lower = partial(self._lower, given, lowered.options, of, memory)
                 lowered, error = attempt(lower, figures)
         executable: Executable | None = None
         if lowered is not None:
@@ -533,11 +536,13 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         given: Arguments,
         options: Options,
         share: Share | None = None,
+        memory: int | None = None,
         figures: Figures | None = None,
     ) -> _Lowered:
         """Trace the model and run the passes; nothing of this object depends on it yet.
 
         Args:
+            memory: bytes of the device's memory to decide by; None: of this machine.
             figures: to decide by; None: those of this machine.
         """
         if self._loses_states:
@@ -564,6 +569,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             own_tensors=self._own_weights,
             figures=figures,
             share=share,
+            memory=memory,
         )
         compiling = partial(
             compile_model,

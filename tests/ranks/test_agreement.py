@@ -168,6 +168,21 @@ def test_costs_and_threads_are_those_of_rank_0(monkeypatch):
     assert measured == [0]
 
 
+@pytest.mark.parametrize(("sizes", "kept"), [((1 << 30, 100), True), ((100, 1 << 30), False)])
+def test_values_are_kept_by_the_memory_of_rank_0(monkeypatch, sizes, kept):
+    def run(transport):
+        lowered, _ = train(transport).noted
+        host = lowered.compiled.host
+        return [decision.choice for decision in host.decisions if decision.by == "KeepValues"]
+
+    def installed(device):
+        return sizes[transport_here().share.rank]
+
+    monkeypatch.setattr(agreement, "installed_bytes", installed)
+    first, second = run_ranks(1, 2, run)
+    assert first == second == ["kept, 3 x 32 B" if kept else "computed again"]
+
+
 class Loss(nn.Module):
     """The mean square as a loss."""
 
