@@ -588,13 +588,18 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         if share is not None:
             ranks.check_anchors(wanted_variables(compiled, options.anchors).keys(), share)
         if link is not None and link.traced is not None:
+            link.traced.check_read([v.name for v in compiled.program.variables])
             compiled = replace(compiled, passes=(*link.traced.passes, *compiled.passes))
         (refuse_shared_memory if self._own_weights else refuse_what_cannot_be_shared)(compiled)
         return _Lowered(compiled, options, reading, engine, figures, machine, split)
 
     def _read_groups(self) -> GroupsSnapshot:
         """The optimiser's groups as they are now; none without an optimiser."""
-        return GroupsSnapshot((), []) if self._link is None else self._link.read()
+        if self._link is None:
+            return GroupsSnapshot((), [])
+        if self._link.traced is not None:
+            self._link.traced.begin()
+        return self._link.read()
 
     def _with_groups(
         self, make: Callable[[Sequence[Group]], Made], reading: GroupsSnapshot

@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from ipu_dynamo import BeginBlock, Options, Strategy, compile_training, identity_loss
+from ipu_dynamo import (
+    BeginBlock,
+    CompileError,
+    Options,
+    Strategy,
+    compile_training,
+    identity_loss,
+)
 
 
 class Linear(nn.Module):
@@ -49,3 +56,45 @@ def test_parameters_that_only_their_update_reads_are_trained(model, optimizer, a
     compile_training(trained, optimizer(trained.parameters(), lr=0.1), options)(x)
     for (name, a), b in zip(plain.named_parameters(), trained.parameters(), strict=True):
         torch.testing.assert_close(b, a, msg=lambda m, name=name: f"{name}: {m}")
+
+
+class Late(nn.Module):
+    """Its second layer is read once `deep` is set."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.deep = nn.Linear(3, 3), nn.Linear(3, 3), False
+
+    def forward(self, x):
+        h = self.first(x)
+        return nn.functional.mse_loss(self.second(h) if self.deep else h, x)
+
+
+def compiled_again(optimizer, *, deep):
+    """Two steps, and two of a program that is compiled after them; also in plain PyTorch."""
+    plain, trained = Late(), Late()
+    of_plain = optimizer(plain.parameters(), lr=0.01)
+    step = compile_training(trained, optimizer(trained.parameters(), lr=0.01), Options("eager"))
+    for call in range(4):
+        x = torch.randn(6, 3) if call < 2 else torch.randn(8, 3)
+        if call == 2:
+            plain.deep = trained.deep = deep
+            step.compile(x)
+        of_plain.zero_grad()
+        plain(x).backward()
+        of_plain.step()
+        step(x)
+    for (name, a), b in zip(plain.named_parameters(), trained.parameters(), strict=True):
+        torch.testing.assert_close(b, a, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.RAdam, torch.optim.NAdam, torch.optim.Adafactor])
+def test_steps_are_traced_again_after_steps_without_some_parameters(optimizer):
+    compiled_again(optimizer, deep=False)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.RAdam, torch.optim.Adafactor])
+def test_a_parameter_whose_first_gradient_comes_late_is_refused(optimizer):
+    with pytest.raises(CompileError, match=r"second\.bias has made no step"):
+        compiled_again(optimizer, deep=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ipu_dynamo.capture.update.record_update import RecordedUpdate, record_step, record_update
-from ipu_dynamo.capture.update.trace_step import UntraceableUpdate
+from ipu_dynamo.capture.update.trace_step import HOST, UntraceableUpdate
 from ipu_dynamo.capture.update.world import Leaf, World, world_of
 from ipu_dynamo.errors import CompileError, InputError
 from ipu_dynamo.options import Options
@@ -49,10 +49,27 @@ class TracedOptimizer:
         self._variants: UpdateFunctions | None = None
         self.steps: list[TracedStep] = []
         self._without: frozenset[str] = frozenset()
+        self._unstepped: frozenset[str] = frozenset()  # of these, those that have no state
+
+    def begin(self) -> None:
+        """Trace steps, from now on, in which all parameters have a gradient."""
+        self._without = self._unstepped = frozenset()
 
     def leave_out(self, names: Collection[str]) -> None:
         """Trace steps, from now on, in which these parameters have no gradient."""
         self._without |= {*names}
+
+    def check_read(self, names: Collection[str]) -> None:
+        """Check that a program reads no parameter whose update cannot be traced.
+
+        Raises:
+            UntraceableUpdate: it reads one that has made no step, and others have made some.
+        """
+        if late := sorted(self._unstepped & {*names}):
+            raise UntraceableUpdate(
+                f"{late[0]} has made no step, and others have, with which it shares a count",
+                hint=HOST,
+            )
 
     @property
     def variants(self) -> UpdateFunctions:
@@ -82,7 +99,15 @@ class TracedOptimizer:
                     f"parameter group {index} asks for a differentiable step",
                     hint="construct the optimizer with differentiable=False",
                 )
-        self._variants = self._traced(optimizer, _names(optimizer, parameters))
+        names = _names(optimizer, parameters)
+        try:
+            self._variants = self._traced(optimizer, names)
+        except UntraceableUpdate:
+            self._unstepped = _unstepped(optimizer, names) - self._without
+            if not self._unstepped:
+                raise
+            self.leave_out(self._unstepped)  # they had no gradient while the others made steps
+            self._variants = self._traced(optimizer, names)
         self.steps = list(self._variants.steps)
         self._note_counts(optimizer)
         return self._groups(self._variants, self.steps[-1])
@@ -365,6 +390,13 @@ def _names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[int, 
                     hint="train floating-point parameters, complex numbers as pairs of them",
                 )
     return names
+
+
+def _unstepped(optimizer: Optimizer, names: Mapping[int, str]) -> frozenset[str]:
+    """The parameters without a state, if others have one."""
+    every = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    without = [p for p in every if not optimizer.state.get(p)]
+    return frozenset(names[id(p)] for p in without) if len(without) < len(every) else frozenset()
 
 
 def settings_of(optimizer: Optimizer) -> dict[str, Any]:
