@@ -14,7 +14,7 @@ _BAR = 30  # characters of an IPU's bar: its limit
 _ALL_IPUS = 8  # of more, only the fullest and the slowest have a line
 _NAMED = 3  # of each
 _SENTENCE, _ROWS, _TENSORS, _UNKNOWN = 2, 10, 5, 2
-_OPERATOR, _TENSOR = 34, 46  # characters of names
+_OPERATOR, _TENSOR = 30, 46  # characters of names
 
 
 def prediction_text(prediction: "Prediction") -> str:
@@ -29,7 +29,7 @@ def prediction_text(prediction: "Prediction") -> str:
         *_tensor_lines(prediction),
         "",
         *_certainty(prediction),
-        f"command: {prediction.reproduce.command}",
+        f"report: {report_command(prediction)}",
     ]
     return "\n".join(_cut(_ascii(line), _WIDTH).rstrip() for line in lines)
 
@@ -46,7 +46,21 @@ def headline(prediction: "Prediction") -> str:
         "does not fit": f"does not fit: the fullest tile, on IPU {verdict.ipu}, has {limit} and "
         f"needs at least {nbytes(tile.low - verdict.limit)} more",
     }
-    return f"{prediction.model} on {prediction.system} {words[verdict.word]}."
+    return f"{title(prediction)} {words[verdict.word]}."
+
+
+def title(prediction: "Prediction") -> str:
+    """The model and the system: `Bert on bow-pod4`."""
+    return f"{prediction.model or 'The program'} on {prediction.system}"
+
+
+def report_command(prediction: "Prediction") -> str:
+    """The command that writes the report, in a shell or in Python."""
+    made = prediction.reproduce.command
+    shell = "ipu-dynamo predict "
+    if made.startswith(shell):
+        return f"ipu-dynamo report {made.removeprefix(shell)}"
+    return 'ipu_dynamo.write_report(prediction, "report.html")'
 
 
 def nbytes(count: float) -> str:
@@ -152,13 +166,12 @@ def _operator_lines(prediction: "Prediction") -> Iterator[str]:
         runs[kind] += count
         cycles[kind] += count * row.cycles.total
     total = cycles.total() or 1
-    yield "share of operators' cycles, runs in a step, operator, line"
+    yield "share of operators' cycles, runs in a step, pass, operator, line"
     for key, number in cycles.most_common(_ROWS):
         name, _, _, line, direction = key
-        name = f"{name} (backward)" if direction == "backward" else str(name)
         yield (
             f"{percent(number / total):>8} {f'{runs[key]:,}':>10}  "
-            f"{_cut(_ascii(name), _OPERATOR):{_OPERATOR}} {line}"
+            f"{direction!s:9}{_cut(_ascii(str(name)), _OPERATOR):{_OPERATOR}} {line}"
         )
 
 

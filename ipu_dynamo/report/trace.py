@@ -13,6 +13,7 @@ from typing import Any
 
 from ipu_dynamo.machine.predicted_time import TimelineSection, TimelineSpan
 from ipu_dynamo.machine.prediction import Prediction
+from ipu_dynamo.machine.text import title
 from ipu_dynamo.saved.replace_file import replacing
 
 MOST_EVENTS = 50_000
@@ -90,7 +91,7 @@ class _Writer:
         """Names of the tracks."""
         num_ipus = len(self._prediction.ipus)
         named = [f"IPU {i}" for i in range(num_ipus)] + ["links, host", "sections of a step"]
-        name = f"replica 0: {self._prediction.model} on {self._prediction.system}"
+        name = f"replica 0: {title(self._prediction)}"
         yield self._metadata("process_name", 0, name)
         for track, name in enumerate(named):
             yield self._metadata("thread_name", track, name)

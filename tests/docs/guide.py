@@ -87,11 +87,15 @@ def calibration_table() -> str:
     rows = [row for row in json.loads(file.read_text()) if row["predicted"] is not None]
     lines = ["| Measurement | Predicted | Measured | Error | Source |", "|---|---|---|---|---|"]
     lines += [
-        f"| {row['name']} | {row['predicted']:,.5g} | {row['measured']:,.5g} {row['unit']} "
+        f"| {row['name']} | {_rate(row['predicted'])} | {_rate(row['measured'])} {row['unit']} "
         f"| {row['error']:+.1%} | {row['source']} |"
         for row in rows
     ]
     return "\n".join(["", *lines, "", ""])
+
+
+def _rate(number: float) -> str:
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
 
 
 def options_table(which: str) -> str:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipu_dynamo.machine.prediction import Unknown
+from ipu_dynamo.machine.prediction import Reproduce, Unknown
 from ipu_dynamo.machine.text import headline, nbytes, prediction_text
 from tests.report.predictions import drawn_prediction, empty_prediction
 
@@ -70,7 +70,7 @@ def test_of_many_ipus_the_three_fullest_and_slowest_are_named():
 def test_the_ten_costliest_rows_come_with_their_lines():
     prediction = drawn_prediction(rows=30)
     text = prediction_text(prediction).split("\n")
-    begin = text.index("share of operators' cycles, runs in a step, operator, line") + 1
+    begin = text.index("share of operators' cycles, runs in a step, pass, operator, line") + 1
     costs = sorted(prediction.operators, key=lambda row: -row.cycles.total)
     total = sum(row.cycles.total for row in costs)
     for line, row in zip(text[begin : begin + 10], costs, strict=False):
@@ -85,7 +85,14 @@ def test_the_five_largest_tensors_of_the_peak_and_the_command_are_there():
     tensors = prediction.ipus[prediction.verdict.ipu].memory.peak.tensors
     assert all(f"{nbytes(t.nbytes):>10}  {t.name}" in text for t in tensors[:5])
     assert tensors[5].name not in text
-    assert text.endswith(f"command: {prediction.reproduce.command}")
+    assert text.endswith("\nreport: ipu-dynamo report encoder.txt --machine bow-pod4")
+
+
+def test_a_prediction_of_python_is_reported_in_python():
+    prediction = replace(drawn_prediction(), model="", reproduce=Reproduce("", (), ()))
+    text = prediction_text(prediction)
+    assert text.startswith("The program on bow-pod4 fits: ")
+    assert text.endswith('\nreport: ipu_dynamo.write_report(prediction, "report.html")')
 
 
 def test_shares_by_mark_and_without_a_formula_are_there():

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ipu_dynamo.machine.prediction import Prediction
-from ipu_dynamo.machine.text import headline, items, percent, precision, seconds, step_name
+from ipu_dynamo.machine.text import headline, items, percent, precision, seconds, step_name, title
 from ipu_dynamo.report.views.compact import Column, Json, Strings, table
 from ipu_dynamo.report.views.memory_view import category_names, ipu_bars, memory_views
 from ipu_dynamo.report.views.operator_view import block_views, call_view, operator_view
@@ -29,7 +29,7 @@ def page_view(
     """
     strings = Strings()
     view = {
-        "title": f"{prediction.model} on {prediction.system}",
+        "title": title(prediction),
         "headline": headline(prediction),
         "verdict": prediction.verdict.word,
         "chosen": prediction.verdict.ipu,
@@ -122,8 +122,8 @@ def _machine(
             [
                 [
                     row["name"],
-                    f"{row['predicted']:,.5g} {row['unit']}",
-                    f"{row['measured']:,.5g} {row['unit']}",
+                    f"{_rate(row['predicted'])} {row['unit']}",
+                    f"{_rate(row['measured'])} {row['unit']}",
                     row["error"],
                     row["source"],
                 ]
@@ -134,10 +134,14 @@ def _machine(
     }
 
 
+def _rate(number: float) -> str:
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
+
+
 def _made(prediction: Prediction) -> list[tuple[str, str]]:
     made = prediction.reproduce
     return [
-        ("command", made.command),
+        ("command", made.command or "none: it was predicted in Python"),
         ("versions", ", ".join(made.versions)),
         ("options", ", ".join(made.options) or "defaults"),
     ]
