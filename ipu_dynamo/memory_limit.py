@@ -19,13 +19,14 @@ def enforce_memory(program: Program, machine: str | None) -> None:
     """Raise if a program does not fit; warn if it may not.
 
     Args:
-        machine: that the options name; None: that of the environment variable, if there is one.
+        machine: that the options name; None: that of the environment variable, if there is one;
+            empty: none.
 
     Raises:
         OutOfMemory: not even the low estimate of its bytes fits.
         OptionError: there are no such IPUs, or too few.
     """
-    name = machine or os.environ.get(ENFORCE_MEMORY)
+    name = os.environ.get(ENFORCE_MEMORY) if machine is None else machine
     if not name:
         return
     from ipu_dynamo.machine.predict_program import predict_program  # others do not pay for it

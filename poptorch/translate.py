@@ -19,6 +19,7 @@ from poptorch.enums import (
 )
 from poptorch.errors import createPoptorchError
 from poptorch.options import Options
+from poptorch.options.engine import ALLOW_OUT_OF_MEMORY, switched_on
 from poptorch.options.host import default_location_excludes
 from poptorch.processes import mesh_of
 
@@ -122,6 +123,7 @@ def core_options(
         stochastic_rounding=settings.get("enableStochasticRounding", False),
         floating_point_exceptions=settings.get("enableFloatingPointChecks", False),
         devices=_devices(),
+        enforce_memory="" if ALLOW_OUT_OF_MEMORY in switched_on(options) else None,
         program_cache=settings.get("cachePath") if settings.get("enableEngineCaching") else None,
         program_cache_limit=settings.get("cacheSizeLimit", core.Options().program_cache_limit),
         seed=options.random_seed if options.exists("random_seed") else None,

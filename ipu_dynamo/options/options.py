@@ -178,8 +178,8 @@ class Options:
             `first`.
         enforce_memory: the name of IPUs, such as `bow`: a program that does not fit in their memory
             is an error, by the prediction of a model, and one that may not fit a warning. None is
-            what the environment variable IPU_DYNAMO_ENFORCE_MEMORY names, else nothing is
-            predicted.
+            what the environment variable IPU_DYNAMO_ENFORCE_MEMORY names, else, and with an
+            empty name, nothing is predicted.
         seed: of the random numbers; None takes one from torch's generator when compiling. A
             program's numbers depend on the seed, the call, the micro-batch and the replica only.
         mesh: the ranks of torch.distributed that run the program together: a DeviceMesh of device

@@ -10,13 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ipu_dynamo.errors import OutOfMemory
+from ipu_dynamo.memory_limit import enforce_memory
 from ipu_dynamo.saved.replace_file import replacing
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from poptorch._logging import logger
 from poptorch.errors import createPoptorchError
 from poptorch.hardware import ipu_generation, uses_small_ipu_model
 from poptorch.options import Options
-from poptorch.options.engine import engine_options
+from poptorch.options.engine import ALLOW_OUT_OF_MEMORY, engine_options, switched_on
 
 if TYPE_CHECKING:
     from ipu_dynamo.machine.prediction import Prediction
@@ -78,20 +80,30 @@ class Predictions:
             logger.debug("Total number of IPU cycles: %d", self._prediction().cycles)
 
     def _write_profile(self) -> None:
-        """Write the prediction and its report, where the options or the environment ask for it."""
-        engine = engine_options(self._options)
-        on = {name for name, value in engine.items() if str(value).lower() == "true"}
-        if not on & _REPORTS:
-            return
+        """Write the prediction and its report, where the options or the environment ask for it.
+
+        Where they allow that a program does not fit into memory, only a warning says so.
+        """
+        on = switched_on(self._options)
+        if on & _REPORTS:
+            self._write_report(with_lines=bool(on & _DEBUG_INFORMATION))
+        if ALLOW_OUT_OF_MEMORY in on:
+            assert self._core is not None
+            try:
+                enforce_memory(self._core.program, None)
+            except OutOfMemory as error:
+                logger.warning("%s", error)
+
+    def _write_report(self, *, with_lines: bool) -> None:
         from ipu_dynamo import write_report  # imported by who asks
 
         name = "training" if self._training else "inference"
         if self._options.exists("model_name"):
             name = self._options.model_name
-        folder = Path(engine.get("autoReport.directory", "."), name)
+        folder = Path(engine_options(self._options).get("autoReport.directory", "."), name)
         folder.mkdir(parents=True, exist_ok=True)
         prediction = self._prediction()
-        if not on & _DEBUG_INFORMATION:
+        if not with_lines:
             prediction = prediction.without_lines()
         with replacing(folder / "profile.json") as file:
             file.write(prediction.to_json())

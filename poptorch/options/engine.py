@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from poptorch.errors import createPoptorchError
 from poptorch.options.container import OptionsDict
 
+ALLOW_OUT_OF_MEMORY = "debug.allowOutOfMemory"
 _VARIABLE = "POPLAR_ENGINE_OPTIONS"
 
 
@@ -21,6 +22,11 @@ def engine_options(options: OptionsDict) -> dict[str, str]:
     """
     own: Mapping[str, str] = options._Popart.options.get("engineOptions", {})
     return {**own, **options_of_environment()}
+
+
+def switched_on(options: OptionsDict) -> set[str]:
+    """The engine's options that are "true" in a compilation."""
+    return {name for name, value in engine_options(options).items() if str(value).lower() == "true"}
 
 
 def options_of_environment() -> dict[str, str]:

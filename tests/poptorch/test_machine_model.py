@@ -1,6 +1,7 @@
 """Check what PopTorch programs are told of an IPU's cycles and memory, which are predicted."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from torch import nn
 
 import poptorch
 from ipu_dynamo.errors import OptionError
+from ipu_dynamo.machine import machines
+from ipu_dynamo.machine.figure import Figure
 from ipu_dynamo.machine.prediction import Prediction
 
 
@@ -234,3 +237,16 @@ def test_a_report_without_debug_information_has_no_lines(compiled, tmp_path):
     assert {row.line for row in found.operators} == {""}
     assert set(found.modules) == {""}
     assert "self.first" not in (tmp_path / "inference/report.html").read_text()
+
+
+def test_a_program_that_does_not_fit_is_an_error_or_a_warning_after_its_report(
+    compiled, monkeypatch, capfd
+):
+    small = replace(machines["bow"].ipu, tile_bytes=Figure(4096, "B", "M", "this test"))
+    monkeypatch.setitem(machines, "small", replace(machines["bow"], name="small", ipu=small))
+    monkeypatch.setenv("IPU_DYNAMO_ENFORCE_MEMORY", "small")
+    with pytest.raises(poptorch.Error, match="does not fit on small"):
+        compiled(inference())
+    assert "does not fit on small" not in capfd.readouterr().err
+    assert len(compiled(inference().enableProfiling("p"))) == 2
+    assert "does not fit on small" in capfd.readouterr().err
