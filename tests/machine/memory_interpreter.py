@@ -462,7 +462,13 @@ class Interpreter:
 
     def bytes_of(self, ipu):
         """Bytes at each step: before the micro-batches, in one full cycle, and after them."""
-        cells = [cell for cell in self.cells if cell.ipu == ipu]
+        unread = {
+            cell
+            for variable in self.variables.values()
+            for cell in self.env.get((variable.name, variable.ipu, -1), ())
+            if variable.kind == "constant" and not cell.uses
+        }
+        cells = [cell for cell in self.cells if cell.ipu == ipu and cell not in unread]
         groups = defaultdict(list)
         for cell in cells:
             groups[cell.key].append(cell)

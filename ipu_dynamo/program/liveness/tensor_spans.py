@@ -135,6 +135,9 @@ def _give_up(operand: HeldTensor, step: int) -> None:
 
 
 def _exists(tensor: HeldTensor) -> bool:
+    """Whether it is ever live: a constant that only emulating operators read is not."""
+    if tensor.role == "constant":
+        return bool(tensor.reads)
     return tensor.made is None or bool(tensor.spans)
 
 
