@@ -20,7 +20,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -37,7 +37,7 @@ _FAILURE = "failure"  # the key of the record
 _BROKEN = 2.5  # beats without a new one, after which a rank with a broken connection is gone
 _GIVE_UP = 5  # beats, after which the rank of a broken connection stays unknown
 _LAUNCHER = 2.0  # seconds; torchrun notices within them which rank ended first
-_PATIENT = 30.0  # seconds until a wait for a live rank is logged
+_PATIENT = 30.0  # seconds until a wait for a live rank is logged, and rank 0 leaves before others
 _AGAIN = 60.0  # seconds between such lines
 _CROSSED = "ranks wait for each other in different operations"
 _HINT = "let all ranks make the same calls in the same order"
@@ -217,16 +217,24 @@ class Watch:
         if error is not None:
             self._left = f"ended with {type(error).__name__}: {error}"
         self._wake.set()
+        if self.lost is not None:  # and this rank writes no more beats
+            self._start(self._write_last)
         end = monotonic() + _GIVE_UP * self._interval  # no later: the store may not answer
         for talk in self._talks:
             talk.join(max(0.0, end - monotonic()))
         if self._share.rank == 0:  # others may have to read why this rank has ended
+            if self.lost is None:
+                end += _PATIENT
             while self._is_served and not self._all_have_left() and monotonic() < end:
                 sleep(self._interval / 20)
 
+    def _write_last(self) -> None:
+        with suppress(RuntimeError):  # the store is gone
+            self._write()
+
     def _all_have_left(self) -> bool:
         beats = (self._beat(rank) for rank in range(1, self._share.ranks))
-        return all(beat is not None and beat["left"] for beat in beats)
+        return all(beat is None or beat["left"] for beat in beats)
 
     def _write(self) -> None:
         self._number += 1
@@ -353,7 +361,7 @@ class Watch:
         record: dict[str, Any] = {"problem": error.problem, "rank": error.rank, "host": error.host}
         if isinstance(error, RanksDiffer):
             record["values"] = {str(rank): text for rank, text in error.values.items()}
-        if self._is_served and (error.rank != 0 or self._share.rank == 0):
+        if self._is_served:
             writing = self._start(partial(self._publish, json.dumps(record)))
             writing.join(self._interval)  # no longer: the store may not answer
         self._end(error)

@@ -216,6 +216,17 @@ def test_a_connection_that_breaks_behind_the_store_is_rank_0s_if_it_takes_part(
     assert "rank 2 is in call 5" in str(error)
 
 
+def test_all_ranks_read_that_rank_0_has_left_from_the_first_that_notices(store):
+    last_beat(store, 0, left="made 3 calls and left")
+    watch, other = (watch_of(rank, store) for rank in (1, 2))
+    with watch.waiting([0]):
+        error = lost(watch)
+    assert error.problem.startswith("rank 0 made 3 calls and left")
+    assert str(lost(other)) == str(error)
+    watch.leave()
+    assert json.loads(store.get("beat 1"))["left"]
+
+
 def test_rank_0_serves_its_store_until_the_others_have_left(store):
     first, other = (watch_of(rank, store, rows=2) for rank in range(2))
     leaving = threading.Thread(target=first.leave)
