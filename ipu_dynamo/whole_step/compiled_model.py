@@ -326,18 +326,15 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         Returns:
             What forward returns, with tensors joined by the output mode.
         """
-        calls = 0 if self._executable is None else self._executable.calls_of_ranks
-        try:
-            if self._expected is None:
-                arguments = self._read(args, kwargs)
-                self._compile(arguments)
-                tensors = arguments.tensors
-            else:
-                tensors = self._expected.tensors(args, kwargs)
-            return self.run(tensors, on_send)
-        except BaseException as error:
-            self._give_up(error, calls)
-            raise
+
+        def tensors() -> Sequence[Tensor]:
+            if self._expected is not None:
+                return self._expected.tensors(args, kwargs)
+            arguments = self._read(args, kwargs)
+            self._compile(arguments)
+            return arguments.tensors
+
+        return self._run(tensors, on_send)
 
     def run(self, tensors: Sequence[Tensor], on_send: OnSend | None = None) -> Any:
         """Run one call of the compiled program, without comparing Python values.
@@ -346,9 +343,18 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             tensors: those of the arguments, in the order in which flattening finds them.
             on_send: as in a call.
         """
-        inputs, compiled, executable = self._inputs, self._compiled, self._executable
-        calls = 0 if executable is None else executable.calls_of_ranks
+        return self._run(lambda: tensors, on_send)
+
+    def _run(self, make: Callable[[], Sequence[Tensor]], on_send: OnSend | None) -> Any:
+        """Run one call, which fails on all ranks if it fails on one.
+
+        Args:
+            make: returns the tensors of the arguments, and compiles if nothing is compiled yet.
+        """
+        calls = 0 if self._executable is None else self._executable.calls_of_ranks
         try:
+            tensors = make()
+            inputs, compiled, executable = self._inputs, self._compiled, self._executable
             if on_send is not None and self.options.grid[1] > 1:
                 raise InputError(
                     "on_send is called with each device iteration, and with a mesh of dimension "
@@ -372,7 +378,8 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
                 sent = None if on_send is None else partial(self._sent, on_send)
                 results = executable(fed, hyperparameters, sent)
         except BaseException as error:
-            self._give_up(error, calls)
+            if self._executable is not None:  # ranks may wait for this one in the call
+                self._executable.give_up(error, calls)
             raise
         if self.options.synthetic_data:
             results = without_contents(results)
@@ -382,11 +389,6 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         if executable.records is not None:
             self._anchored |= executable.records.last
         return _returned(compiled, results)
-
-    def _give_up(self, error: BaseException, calls: int) -> None:
-        """Let a call that fails before it has begun fail on all ranks, which wait for this one."""
-        if self._executable is not None:
-            self._executable.give_up(error, calls)
 
     def _next_hyperparameters(self) -> Hyperparameters:
         """The hyperparameters of the steps that are about to run, for each group."""
