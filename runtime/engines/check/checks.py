@@ -33,7 +33,7 @@ class Checks:
 
     Attributes:
         stages: callables of the functions that were not checked before.
-        news: failures that other ranks do not know yet: the problem of each function.
+        reports: failures that other ranks do not know yet: the problem of each function.
     """
 
     def __init__(self, check: str = "auto") -> None:
@@ -43,9 +43,9 @@ class Checks:
         self.check = check
         self.stages: list[CheckedStage] = []
         self._other: list[Decision] = []
-        self.news: dict[str, str] = {}
+        self.reports: dict[str, str] = {}
         self._agrees, self._judges = False, True
-        self._known_to_all: dict[str, str] = {}  # failures, as `news`
+        self._known_to_all: dict[str, str] = {}  # failures, as `reports`
 
     def agree(self, *, judges: bool) -> None:
         """Let ranks have the same outcomes from now on: functions may fail later, by `take`.
@@ -59,13 +59,13 @@ class Checks:
         """Run functions operator by operator that failed on any rank, which has told all.
 
         Args:
-            failures: the `news` of all ranks.
+            failures: the `reports` of all ranks.
         """
         self._known_to_all |= failures
         for stage in self.stages:
             if problem := failures.get(_name(stage.function)):
                 stage.fail(problem)
-        self.news = {name: it for name, it in self.news.items() if name not in failures}
+        self.reports = {name: it for name, it in self.reports.items() if name not in failures}
 
     def failed_before(self, recipe: FunctionRecipe) -> Stage | None:
         """Return an operator-by-operator callable if the function failed a check before."""
@@ -116,7 +116,7 @@ class Checks:
 
     def _note(self, function: Function, problem: str) -> None:
         if self._agrees and _name(function) not in self._known_to_all:
-            self.news[_name(function)] = problem
+            self.reports[_name(function)] = problem
 
     def decisions(self, functions: Sequence[str]) -> Iterator[Decision]:
         """Yield the outcomes of the checks of some functions."""

@@ -145,7 +145,7 @@ class RankCall:
                 differ = {value.name for value in self._vote(None)}
                 if _CHECKS in differ:
                     transport = self._streams.transport
-                    of_ranks = gather_values(transport, "mesh", self._checks.news)
+                    of_ranks = gather_values(transport, "mesh", self._checks.reports)
                     self._checks.take({n: text for of in of_ranks for n, text in of.items()})
                     self._steps, self._owes = self._steps + 1, _STEP
             if differ - {_CHECKS}:  # a rank has written weights, and all have the same
@@ -198,7 +198,7 @@ class RankCall:
 
     def _vote(self, failure: StepFailure | None) -> list[CommonValue]:
         self._owes = _NOTHING  # if another rank failed
-        number = 1 + self._streams.transport.share.rank if self._checks.news else 0
+        number = 1 + self._streams.transport.share.rank if self._checks.reports else 0
         checks = CommonValue(_CHECKS, number, dict, may_differ=True)
         try:
             differ = vote(self._streams.transport, failure, [*self._values, checks])
