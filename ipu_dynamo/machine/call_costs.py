@@ -1,7 +1,7 @@
-"""Price the operators of a call: what its arguments are decides what is rearranged.
+"""Price the operators of a call: roles of its arguments decide.
 
-Convolutions of a group that an IPU runs side by side share its tiles in proportion to their FLOPs,
-and the slowest counts: each has its share of that one's cycles.
+Convolutions that an IPU runs side by side share its tiles in proportion to their FLOPs. The slowest
+counts: each has its share of the cycles of the slowest.
 """
 
 from collections import Counter

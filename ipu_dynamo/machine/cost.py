@@ -36,7 +36,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What the operands of an operator are, by their places in `MachineOperator.operands`.
+    """The roles of operands of an operator, by their places in `MachineOperator.operands`.
 
     Args:
         weights: variables of the program.
@@ -83,7 +83,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What an operator costs. Columns are cycles of an IPU; their sum is `cycles`.
+    """The cost of an operator. Columns are cycles of an IPU; their sum is `cycles`.
 
     Args:
         overhead: barriers, and what every operator costs besides its work.
@@ -94,7 +94,7 @@ class Cost:
         exchanges: bytes that a tile receives, for each operand that moves.
         in_place: the first operand's memory becomes that of the result.
         known: it has a formula; a guess otherwise.
-        warning: what a reader should know: no plan fits the proportion, rounds are assumed.
+        warning: that no plan fits the proportion, or that rounds are assumed; or empty.
         parts: the operators that the machine runs in its place, with their costs; empty: itself.
             Those of a loop have the cost of one round.
     """

@@ -98,7 +98,7 @@ class Ipu:
         """The kind of products of a name.
 
         Raises:
-            ValueError: this IPU has no such products.
+            ValueError: this IPU cannot calculate them.
         """
         for kind in self.kinds:
             if kind.name == name:

@@ -44,8 +44,8 @@ def operator_cost(
         in_place: the result may take the memory of an operand of its size.
 
     Raises:
-        OptionError: no such machine.
-        ValueError: no such operator, or it does not take these arguments.
+        OptionError: the name of the machine is unknown.
+        ValueError: the operator is unknown, or does not take these arguments.
     """
     operators = one_operator(name, types)
     resources = Resources(system_of(machine).ipu, proportion, partials=partials)

@@ -91,7 +91,7 @@ def system_of(machine: "str | Ipu | System") -> System:
     """The system that a user names or gives; of an IPU, as many as a program needs.
 
     Raises:
-        OptionError: no system has this name, or it is none of these.
+        OptionError: the name is unknown.
     """
     if isinstance(machine, System):
         return machine

@@ -58,7 +58,7 @@ def vectors(elements: int, dtype: torch.dtype, c: float, resources: Resources) -
 
 
 def run(resources: Resources) -> Cost:
-    """What every operator costs besides its work."""
+    """The overhead of every operator."""
     overhead = resources.ipu.overhead
     return Cost(overhead=float(overhead), marks={"overhead": mark_of_number(overhead)})
 
@@ -99,7 +99,7 @@ def touching(nbytes: float, resources: Resources) -> Cost:
 
 
 def worst(*numbers: float) -> Mark:
-    """The mark of what is calculated of numbers."""
+    """The mark of a result of numbers."""
     return least_certain(map(mark_of_number, numbers))
 
 

@@ -1,7 +1,7 @@
-"""Price matrix products: the plan, and what is rearranged because another operator laid it out.
+"""Price matrix products: their plans, and rearrangements of operands that others laid out.
 
-Sources: spec of the planner in `products/search.py`; the factors of rearrangements are fitted and
-stand in `Ipu`. Copies: regression of graphcore/poplibs by the alignment of the last dimension.
+The factors of rearrangements are fitted; they are fields of `Ipu`. Copies cost what poplibs found
+in a regression, by the alignment of the last dimension.
 """
 
 from collections.abc import Mapping
@@ -134,7 +134,7 @@ def matmul(a: Operand, b: Operand, resources: Resources, proportion: float, part
 
 
 def added(cost: Cost, term: Operand | None, result: TensorType, resources: Resources) -> Cost:
-    """A product, and what is added to its result in place."""
+    """The cost of a product and of a term that is added to its result in place."""
     if term is None:
         return cost
     elements = basics.numel(result)

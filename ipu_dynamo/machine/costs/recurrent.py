@@ -1,8 +1,8 @@
 """Price recurrent layers: one product for all inputs, then for each step the product of the state
 and the passes of the gates.
 
-The backward pass has the passes and the product of the state for each step, then the products of
-all steps that give the gradients of inputs and weights.
+The backward pass has the passes and the product of the state for each step. Products over all steps
+then give the gradients of inputs and weights.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from ipu_dynamo.machine.costs.products import matmul, proportion_of
 from ipu_dynamo.program.ir.types import TensorType
 from ipu_dynamo.program.machine_operators import MachineOperator
 
-# passes of one step: what they calculate for each cell, forward and backward
+# passes of one step over the cells, forward and backward
 _CURVE_BACKWARD = elementwise.SPEEDS["sigmoid_backward"]
 _LSTM = (SIGMOID, SIGMOID, TANH, SIGMOID, ARITHMETIC, ARITHMETIC, ARITHMETIC, TANH, ARITHMETIC)
 _GRU = (SIGMOID, SIGMOID, ARITHMETIC, ARITHMETIC, TANH, ARITHMETIC, ARITHMETIC, ARITHMETIC)

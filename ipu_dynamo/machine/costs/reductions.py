@@ -1,7 +1,7 @@
 """Price operators that reduce dimensions, and those that consist of such: softmax and norms.
 
 Softmax is a maximum, a subtraction, an exponential, a sum and a product with the inverse. A norm is
-a mean, a variance, and what is applied; its backward pass counts as one and a half of it.
+a mean, a variance and a pass; its backward pass counts as one and a half of it.
 """
 
 from collections.abc import Callable, Mapping

@@ -109,7 +109,7 @@ def plan_product(
 
 
 def total_cycles(plan: Plan, product: Product, kind: ProductKind, ipu: Ipu, tiles: int) -> float:
-    """Cycles of all serial steps with what each costs besides."""
+    """Cycles of all serial steps with their overhead."""
     step = plan.compute + plan.exchange + plan.reduction + plan.barriers + ipu.overhead
     slices = slice_cycles(plan, product, kind, tiles)
     return plan.steps * step + (plan.steps - 1) * ipu.sync + slices
