@@ -4,7 +4,7 @@ Before   (%y) = call @forward0(%w, %x);  ...;  (%g) = call @backward0(%w, %x, %d
          where backward0 computes %h again, as forward0 does
 After    (%y, %h) = call @forward0(%w, %x);  ...;  (%g) = call @backward0(%w, %dy, %h)
 Keeps    values, to the last bit on one engine; the Program. A repeated operator is matched by its
-         value: by operator, arguments, and what the calls give their functions. Views, casts that
+         value: by operator, arguments, and the arguments of the calls. Views, casts that
          need no more memory than their results, and constants are still repeated.
 Source   PopTorch user guide, pipelined execution: stages recompute because an IPU has little
          memory. Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
@@ -43,7 +43,7 @@ class KeepValues(Pass):
     Args:
         memory: bytes of a device's memory, as installed; None: those of this machine.
         streams: the numbers of random streams in constants, by name.
-        forced: whether to keep values, regardless of memory and of what was asked for.
+        forced: whether to keep values, regardless of memory and of the user's options.
     """
 
     level = "host"
@@ -120,7 +120,7 @@ class _Keeping:
     """A program under construction whose stages keep values.
 
     Args:
-        functions: made so far, by what they were made of.
+        functions: made so far, by their origin.
         names: of kept values.
     """
 

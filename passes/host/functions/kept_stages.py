@@ -31,7 +31,7 @@ _UNMATCHED = "operators without an equal value in the forward pass"
 
 @dataclass(frozen=True, slots=True)
 class RemainingCall:
-    """What becomes of a call that repeats operators.
+    """The rest of a call that repeated operators and takes kept values.
 
     Args:
         taken: its nodes that are kept values now: by node, the value's number.
@@ -162,7 +162,7 @@ class _Numbered:
 
 
 def _plan_stage(numbered: _Numbered, stage: int, copies: int) -> KeptStage:
-    """Find what the backward pass of a stage needs, from its last call to its first one."""
+    """Find the needs of a stage's backward pass, from its last call to its first one."""
     own = {n: c for n, c in numbered.calls.items() if c.stage == stage and c.direction != "forward"}
     instructions = list(numbered.program.walk())
     others = (i for number, i in enumerate(instructions) if number not in own)
@@ -190,7 +190,7 @@ def _plan_stage(numbered: _Numbered, stage: int, copies: int) -> KeptStage:
 
 
 def _rewritten(numbered: _Numbered, number: int, needed: set[str]) -> RemainingCall:
-    """What is left of a call if it takes kept values.
+    """Return the rest of a call if it takes kept values.
 
     Args:
         needed: names of values that are read after it.
@@ -232,7 +232,7 @@ def _rewritten(numbered: _Numbered, number: int, needed: set[str]) -> RemainingC
 
 
 def _kind_of(node: fx.Node) -> str | None:
-    """What a repeated operator is called in a decision; None: a view.
+    """Name a repeated operator for a decision; None: a view.
 
     `_UNMATCHED` is kept where the forward pass has it.
     """
