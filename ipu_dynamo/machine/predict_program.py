@@ -205,7 +205,7 @@ def _limits(time: StepTime) -> str:
     ipu, cycles = max(enumerate(time.ipus), key=lambda pair: pair[1].busy)
     operators = cycles.operators
     parts = {
-        "products and vectors": operators.compute,
+        "compute": operators.compute,
         "exchange between tiles": operators.exchange,
         "re-layout": operators.relayout,
         "reductions": operators.reduction,
@@ -221,6 +221,6 @@ def _limits(time: StepTime) -> str:
     (first, most), (second, more) = Counter(parts).most_common(2)
     whole = max(time.cycles, 1)
     return (
-        f"The busiest is IPU {ipu}: {first} takes {most / whole:.0%} of its step, "
-        f"{second} {more / whole:.0%}."
+        f"Of the step of IPU {ipu}, the busiest, {100 * most / whole:.0f} % is {first} and "
+        f"{100 * more / whole:.0f} % {second}."
     )

@@ -43,10 +43,17 @@ def headline(prediction: "Prediction") -> str:
         f"{nbytes(tile.high)} of its {limit}",
         "tight": f"is tight: the fullest tile, on IPU {verdict.ipu}, needs {nbytes(tile.low)} to "
         f"{nbytes(tile.high)} and has {limit}",
-        "does not fit": f"does not fit: the fullest tile, on IPU {verdict.ipu}, has {limit} and "
-        f"needs at least {nbytes(tile.low - verdict.limit)} more",
+        "does not fit": f"does not fit: the fullest tile, on IPU {verdict.ipu}, holds {limit} and "
+        f"needs {nbytes(tile.low)} to {nbytes(tile.high)}{_too_small(prediction)}",
     }
     return f"{title(prediction)} {words[verdict.word]}."
+
+
+def _too_small(prediction: "Prediction") -> str:
+    """How many IPUs are too small, if the program has several."""
+    memories = [ipu.memory for ipu in prediction.ipus]
+    small = sum(memory.profile.fullest.low > memory.tile_limit for memory in memories)
+    return f"; {small} of {len(memories)} IPUs are too small" if len(memories) > 1 else ""
 
 
 def title(prediction: "Prediction") -> str:

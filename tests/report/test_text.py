@@ -34,9 +34,11 @@ def test_the_first_sentence_is_the_verdict():
         f"{nbytes(fits.verdict.tile.high)} of its {limit}."
     )
     assert headline(tight).startswith("Encoder on bow-pod4 is tight: ")
-    assert headline(large).endswith(
-        f"has {limit} and needs at least {nbytes(large.verdict.tile.low - 636928)} more."
-    )
+    tile, ipus = large.verdict.tile, len(large.ipus)
+    assert f"holds {limit} and needs {nbytes(tile.low)} to {nbytes(tile.high)}" in headline(large)
+    small = sum(ipu.memory.profile.fullest.low > ipu.memory.tile_limit for ipu in large.ipus)
+    assert headline(large).endswith(f"; {small} of {ipus} IPUs are too small.")
+    assert small
     for prediction in (fits, tight, large):
         text = prediction_text(prediction)
         assert text.replace("\n", " ").startswith(headline(prediction))
