@@ -15,7 +15,7 @@ from ipu_dynamo.program.machine_operators import MachineOperator
 
 _RANGE = "range of compiled programs"
 _MESSAGE_BYTES, _MOST_MESSAGES = 512, 32
-_WORKLISTS = 6 * 12  # bytes of the items of six workers
+_WORKLISTS = 6 * 12  # bytes of the items of six workers; the range of vertices may include them
 
 
 def _guess(low: float, central: float, high: float) -> tuple[Figure, Figure, Figure]:
@@ -23,7 +23,7 @@ def _guess(low: float, central: float, high: float) -> tuple[Figure, Figure, Fig
 
 
 CODELET = _guess(0.3 * 1024, 0.8 * 1024, 2 * 1024)
-VERTEX = _guess(12, 24, 60)
+VERTEX = _guess(12, 24 + _WORKLISTS, 60 + _WORKLISTS)
 MESSAGE = _guess(4, 6, 8)
 EXCHANGE = _guess(40, 40, 40)
 PROGRAM_STEP = _guess(50, 80, 100)
@@ -68,7 +68,7 @@ def code_size(
     )
     steps = len(exchanges) + len(kinds)
     vertices = [
-        len(codelets) * codelet + len(kinds) * (vertex + _WORKLISTS)
+        len(codelets) * codelet + len(kinds) * vertex
         for codelet, vertex in zip(CODELET, VERTEX, strict=True)
     ]
     control = [
