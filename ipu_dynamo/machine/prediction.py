@@ -157,9 +157,12 @@ class Prediction:
         """
         prediction: Self = read_columns(content, cls, version=VERSION)
         for what, position, count in _positions(prediction):
-            if not -1 <= position < count:
+            if not (-1 if what in _MAY_BE_NONE else 0) <= position < count:
                 raise ValueError(f"{what} is {position}; there are {count}")
         return prediction
+
+
+_MAY_BE_NONE = ("a span's track", "a span's call", "the call of the peak")  # then they are -1
 
 
 def _without_lines(value: Any) -> Any:

@@ -226,6 +226,27 @@ def test_mutations_of_a_prediction_are_read_or_refused_in_one_line():
     assert refused > 250
 
 
+@pytest.mark.parametrize("position", [-1, 10**6])
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("verdict", "ipu"),
+        ("operators", "uses", 0, "module", 0),
+        ("blocks", "operators", 0, 0),
+        ("calls", "block", 0),
+        ("calls", "ipu", 0),
+    ],
+)
+def test_a_position_outside_of_its_list_is_refused(path, position):
+    model, optimizer, x = net("meta")
+    prediction = predict(model, x, x, optimizer=optimizer, options=OPTIONS)
+    value = json.loads(prediction.to_json())
+    *inner, last = path
+    reduce(getitem, inner, value)[last] = position
+    with pytest.raises(ValueError, match=f"is {position}; there are"):
+        Prediction.from_json(json.dumps(value).encode())
+
+
 def test_twice_as_many_layers_search_no_more_plans():
     searched = []
     for layers in (24, 48):
