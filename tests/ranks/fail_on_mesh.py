@@ -81,7 +81,7 @@ def reads_alone(training):
     if training.wait == "exchange":
         training.step.check_ranks()  # reading is no operation: all ranks have all weights
     else:
-        training.step.read_weights()
+        (training.infer if training.wait == "vote" else training.step).read_weights()
 
 
 EVENTS = {event.__name__: event for event in (is_killed, stands_still, leaves, reads_alone)}
