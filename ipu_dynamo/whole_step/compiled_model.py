@@ -1,135 +1,54 @@
 """Run a model as a program: compile at the first call, feed it, exchange its weights."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ipu_dynamo.capture.private.tracing import unrecorded
-from ipu_dynamo.capture.swap import Model, named_tensors
+from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.capture.trace import Arguments, read_arguments
 from ipu_dynamo.errors import InputError, skipping_sources
-from ipu_dynamo.memory_limit import enforce_memory
-from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.ops.private.thread_modes import KeptGradMode, recorded_casts_only
-from ipu_dynamo.options import Costs, Options
-from ipu_dynamo.passes.host.machine import Machine
-from ipu_dynamo.passes.pipeline import update_recipe, with_update
-from ipu_dynamo.passes.program.emit_traced import WithoutGradient
-from ipu_dynamo.program import HostProgram, Program
+from ipu_dynamo.options import Options
+from ipu_dynamo.program import Program
 from ipu_dynamo.program.fused import Hyperparameters
-from ipu_dynamo.program.ir.collectives import Collective
-from ipu_dynamo.program.schedule.dependencies import changed_by_replicas
-from ipu_dynamo.program.share import Share
 from ipu_dynamo.program_history import remember
 from ipu_dynamo.progress import compilation
-from ipu_dynamo.runtime.engines.engines import Engine, make_engine
+from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.executable import Executable
-from ipu_dynamo.runtime.execute.host_io.batching import Batching
 from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
-from ipu_dynamo.runtime.ranks.agreement import value_of_first
 from ipu_dynamo.runtime.ranks.transport import Transport
 from ipu_dynamo.tune.figures import Figures
 from ipu_dynamo.whole_step import ranks
-from ipu_dynamo.whole_step.agreement import (
-    Facts,
-    attempt,
-    compare,
-    complete_together,
-    decide_together,
-    take_weights,
-)
 from ipu_dynamo.whole_step.anchored_values import wanted_variables
 from ipu_dynamo.whole_step.cache.ready_made import ReadyMade
-from ipu_dynamo.whole_step.calls.call_inputs import CallInputs, first_micro_batch
+from ipu_dynamo.whole_step.calls.call_inputs import CallInputs
 from ipu_dynamo.whole_step.calls.call_signature import ExpectedArguments
 from ipu_dynamo.whole_step.calls.synthetic_data import without_contents
 from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
 from ipu_dynamo.whole_step.compile_model import (
     Compiled,
-    compile_model,
-    costs_of_model,
-    fused_again,
-    make_program,
 )
 from ipu_dynamo.whole_step.compiled_state import not_compiled
 from ipu_dynamo.whole_step.inspection import Inspection
+from ipu_dynamo.whole_step.lowering import Lowered, Lowering, model_name
 from ipu_dynamo.whole_step.optimizer.optimizer_checkpoints import NewestState
 from ipu_dynamo.whole_step.optimizer.optimizer_sync import (
     Describe,
-    GroupsSnapshot,
     OptimizerLink,
     StatesSnapshot,
 )
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, describe
-from ipu_dynamo.whole_step.optimizer.traced_optimizer import TracedOptimizer, extra_programs
-from ipu_dynamo.whole_step.saving.decided import read_decided, write_decided
+from ipu_dynamo.whole_step.optimizer.traced_optimizer import TracedOptimizer
 from ipu_dynamo.whole_step.step_settings import StepSettings
 from ipu_dynamo.whole_step.weights import weights_elsewhere
-from ipu_dynamo.whole_step.weights.initial_state import (
-    fresh_seed,
-    initial_tensors,
-    updates,
-)
-from ipu_dynamo.whole_step.weights.weight_aliasing import (
-    refuse_shared_memory,
-    refuse_what_cannot_be_shared,
-)
 from ipu_dynamo.whole_step.weights.weight_exchange import WeightExchange
-from ipu_dynamo.whole_step.worker_counts import workers_for
 
-
-class _Lowered(NamedTuple):
-    """A program for a model, before anything runs it.
-
-    Args:
-        options: that it was compiled with.
-        reading: of the optimiser.
-        figures: those that `engine` decides by, if they are not this machine's.
-        split: how calls split into micro-batches here.
-    """
-
-    compiled: Compiled
-    options: Options
-    reading: GroupsSnapshot
-    engine: Engine
-    figures: Figures | None
-    machine: Machine
-    split: Batching
-
-    def seed(self) -> int:
-        """The seed of the options, or a fresh one."""
-        seed = self.options.seed
-        return fresh_seed(self.compiled.program) if seed is None else seed
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether replicas exchange values within a micro-batch, or buffers after a call."""
-        program = self.compiled.program
-        collectives = any(isinstance(i, Collective) for i in program.walk())
-        return collectives or bool(changed_by_replicas(program))
-
-    @property
-    def decided(self) -> dict[str, Any]:
-        """The figures by which functions are compiled here, as JSON."""
-        host = self.compiled.host
-        functions = [f for f in host.inlined.functions if f.name in host.recipes]
-        return write_decided(functions, self.engine, self.machine.figures)
-
-    def facts(self, model: Model) -> Facts:
-        """What other ranks must have, too."""
-        engine = self.engine.name
-        if engine == "inductor":  # the environment may say how functions are checked
-            engine += f", check_compiled={self.engine.checks.check}"
-        return Facts(engine, self.options, self.compiled.program, model, self.seed())
-
-
-Made = TypeVar("Made")
 OnSend = Callable[[int, Any], object]  # a device iteration, and what it returns
 
 
@@ -287,23 +206,13 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             if args or kwargs:
                 raise InputError("the model is compiled: its program needs no arguments")
             return self._compiled.program
-        given = self._read(args, kwargs)
-        split = ranks.batching(self.options, None, training=self.training)
-        making = partial(
-            make_program,
-            self.model,
-            first_micro_batch(given, 1 if micro_batch else split.splits),
-            self.options,
-            training=self.training,
-            loss=self._loss,
-            may_train_nothing=self._may_train_nothing,
-        )
         with (
             compile_lock(),
             torch.inference_mode(False),
             skipping_sources(self.options.skipped_sources),
         ):
-            return self._with_groups(making, self._read_groups())[0]
+            given = self._read(args, kwargs)
+            return self._lowering().program_for(given, micro_batch=micro_batch)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile for calls with arguments like these; they are not run."""
@@ -443,7 +352,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         with (
             compile_lock() if transport is None else nullcontext(),
             torch.inference_mode(False),  # what is made outlives the call
-            compilation(_name(self.model)) as times,
+            compilation(model_name(self.model)) as times,
             skipping_sources(self.options.skipped_sources),
         ):
             if self._link is not None:
@@ -454,99 +363,25 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
                     self.newest_state.read()  # the new program goes on from there
                 elif self._link.live and self._executable is not None:
                     self.read_optimizer_state()
-            if transport is None:
-                lowered = self._lower(given, self.options)
-                self._adopt(given, lowered, self._bring_up(lowered, lowered.seed()), None)
-            else:
-                self._compile_together(given, transport)
+            self._lowering().compile(given, partial(self._adopt, given))
         self._times = times()
 
-    def _compile_together(self, given: Arguments, transport: Transport) -> None:
-        """Compile on this rank of a mesh; see `agreement`.
-
-        Inference over replicas that exchange nothing is compiled by each rank for itself.
-        """
-        options, share, memory = self.options, transport.share, None
-        text = f"the compilation of {_name(self.model)}"
-        operation = transport.operation("mesh", "compile", text)
-        agrees = self.training or share.columns > 1
-        with ExitStack() as stack:
-            if agrees:
-                stack.enter_context(operation)
-                optimizer = self._link.optimizer if self._link and self._link.live else None
-                measure = partial(self._costs, given, share)
-                options, memory = decide_together(
-                    transport, options, self.model, optimizer, measure
-                )
-            lowered, error = attempt(self._lower, given, options, share, memory)
-            if lowered is not None and not agrees and lowered.exchanges:
-                agrees = True
-                stack.enter_context(operation)
-            if agrees:
-                self._agree(given, transport, lowered, error)
-                return
-        if lowered is None:
-            assert error is not None
-            raise error
-        with compile_lock():
-            executable = self._bring_up(lowered, lowered.seed(), transport)
-            self._adopt(given, lowered, executable, transport)
-
-    def _agree(
-        self,
-        given: Arguments,
-        transport: Transport,
-        lowered: _Lowered | None,
-        error: BaseException | None,
-    ) -> None:
-        """Compare the program with those of other ranks, and bring it up, or raise on all."""
-        facts = None if lowered is None else lowered.facts(self.model)
-        seed = compare(transport, facts, error)["seed"]
-        assert lowered is not None
-        with KeptGradMode(), unrecorded():
-            take_weights(transport, self.model)
-        if transport.share.rows > 1:
-            decided = value_of_first(transport, lowered.decided, "column")
-            if decided != lowered.decided and (figures := read_decided(decided, lowered.engine)):
-                of, memory = transport.share, lowered.machine.memory
-                lower = partial(self._lower, given, lowered.options, of, memory)
-                lowered, error = attempt(lower, figures)
-        executable: Executable | None = None
-        if lowered is not None:
-            executable, error = attempt(self._bring_up, lowered, seed, transport)
-        with DeferredSignals(once=True):  # all ranks take the new program, or none
-            complete_together(transport, error)
-            assert lowered is not None
-            assert executable is not None
-            with compile_lock():
-                self._adopt(given, lowered, executable, transport)
-
-    def _costs(self, given: Arguments, share: Share) -> Costs:
-        """What operators take, by which the strategy cuts the model."""
-        split = ranks.batching(self.options, share, training=self.training)
-        return costs_of_model(
+    def _lowering(self) -> Lowering:
+        return Lowering(
             self.model,
-            first_micro_batch(given, split.splits),
             self.options,
-            self._link.read().groups if self._link is not None else (),
-            training=self.training,
             loss=self._loss,
+            link=self._link,
+            own_weights=self._own_weights,
+            may_train_nothing=self._may_train_nothing,
+            ready=self._ready_made,
+            engine=self._engine,
+            prepare=self._prepare_states,
+            resume=self._resume,
         )
 
-    def _lower(
-        self,
-        given: Arguments,
-        options: Options,
-        share: Share | None = None,
-        memory: int | None = None,
-        figures: Figures | None = None,
-    ) -> _Lowered:
-        """Trace the model and run the passes; nothing of this object depends on it yet.
-
-        Args:
-            memory: bytes of the device's memory to decide by; None: of this machine.
-            figures: to decide by; None: those of this machine.
-        """
+    def _prepare_states(self) -> None:
+        """Note which states of the optimiser the program begins with."""
         if self._loses_states:
             raise InputError(
                 "the optimizer's state was written after load_checkpoint, whose states the program "
@@ -555,109 +390,16 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             )
         if self._link is not None and self.checkpoint is not None:
             self._states_of_checkpoint = self._link.snapshot()  # with those of rank 0
-        transport = None if share is None else ranks.transport_of(options)
-        tensors = {role.name: tensor for role, tensor in named_tensors(self.model)}
-        weights_elsewhere.check_newest(tensors, transport, compiles=True)
-        split = ranks.batching(options, share, training=self.training)
-        example = first_micro_batch(given, split.splits)
-        reading = self._read_groups()
-        groups = reading.groups
-        if figures is None and self._ready_made:
-            figures = self._ready_made.figures
-        engine = self._engine or make_engine(options.stage_engine, options.check_compiled)
-        machine = Machine(
-            engine.name,
-            hyperparameters=[group.values for group in groups],
-            own_tensors=self._own_weights,
-            figures=figures,
-            share=share,
-            memory=memory,
-        )
-        compiling = partial(
-            compile_model,
-            self.model,
-            example,
-            options,
-            training=self.training,
-            loss=self._loss,
-            may_train_nothing=self._may_train_nothing,
-            ready=self._ready_made,
-            machine=machine,
-        )
-        compiled, reading = self._with_groups(compiling, reading)
-        enforce_memory(compiled.program, options.enforce_memory)
-        link = self._link
-        if share is not None:
-            ranks.check_anchors(wanted_variables(compiled, options.anchors).keys(), share)
-        if link is not None and link.traced is not None:
-            link.traced.check_read([v.name for v in compiled.program.variables])
-            compiled = replace(compiled, passes=(*link.traced.passes, *compiled.passes))
-        (refuse_shared_memory if self._own_weights else refuse_what_cannot_be_shared)(compiled)
-        return _Lowered(compiled, options, reading, engine, figures, machine, split)
 
-    def _read_groups(self) -> GroupsSnapshot:
-        """The optimiser's groups as they are now; none without an optimiser."""
-        if self._link is None:
-            return GroupsSnapshot((), [])
-        if self._link.traced is not None:
-            self._link.traced.begin()
-        return self._link.read()
-
-    def _with_groups(
-        self, make: Callable[[Sequence[Group]], Made], reading: GroupsSnapshot
-    ) -> tuple[Made, GroupsSnapshot]:
-        """Make something with the optimiser's groups, of which those may stay that can be traced.
-
-        Returns:
-            What was made, and the groups that it was made with.
-        """
-        try:
-            return make(reading.groups), reading
-        except WithoutGradient as error:
-            assert self._link is not None
-            assert self._link.traced is not None
-            self._link.traced.leave_out(error.names)  # known only now, where it counts
-            reading = self._link.read()
-            return make(reading.groups), reading
-
-    def _bring_up(
-        self, lowered: _Lowered, seed: int, transport: Transport | None = None
-    ) -> Executable:
-        """Compile the functions of a program; nothing of this object depends on it yet."""
-        compiled, options, reading, engine, _, machine, split = lowered
-        link, groups = self._link, reading.groups
-        known, scale = link.known(reading) if link is not None else ({}, {})
-        tensors = initial_tensors(compiled, known, private=self._own_weights, loss_scale=scale)
-        with recorded_casts_only():
-            executable = Executable(
-                compiled.host,
-                tensors,
-                engine,
-                split.group_of,
-                seed=seed,
-                workers=workers_for(compiled.host, options),
-                devices=compiled.devices,
-                hyperparameters=machine.hyperparameters,
-                fuse_again=partial(fused_again, compiled.written, options, machine),
-                guard_updates=options.guard_updates,
-                update_recipe=partial(update_recipe, options, machine),
-                others=self._other_updates(compiled, groups, machine),
-                transport=transport,
-            )
-        if link is not None:
-            executable.step_with(link.host(executable))
-        if link is not None and link.traced is not None:
-            executable.trace_with(
-                lambda: with_update(link.trace_next(compiled.program, executable, options), machine)
-            )
+    def _resume(self, program: Program, executable: Executable, groups: Sequence[Group]) -> None:
+        """Give a program that nobody has called the state of the checkpoint, if there is one."""
         if self.checkpoint is not None:
-            self.checkpoint.give(compiled.program, executable, groups, self.settled_counters)
-        return executable
+            self.checkpoint.give(program, executable, groups, self.settled_counters)
 
     def _adopt(
         self,
         given: Arguments,
-        lowered: _Lowered,
+        lowered: Lowered,
         executable: Executable,
         transport: Transport | None,
     ) -> None:
@@ -720,25 +462,8 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             column_of = partial(transport.share.column_of, count=compiled.program.num_ipus)
             self._columns = [(shared[n], column_of(ipus[n])) for n in self.written & ipus.keys()]
 
-    def _other_updates(
-        self, compiled: Compiled, groups: Sequence[Group], machine: Machine
-    ) -> list[HostProgram]:
-        """Programs of the steps for which the optimiser's Python does something else."""
-        traced = self._link.traced if self._link is not None else None
-        if traced is None or not any(update.function for update in updates(compiled.program)):
-            return []
-        programs = extra_programs(compiled.program, traced, groups, self.options)
-        return [with_update(program, machine) for program in programs]
-
 
 def _returned(compiled: Compiled, results: Mapping[str, Tensor]) -> Any:
     """What forward returns, of the tensors of the output streams."""
     positions = map(str, range(len(compiled.structure.tensors)))
     return compiled.structure.rebuild([*map(results.__getitem__, positions)])
-
-
-def _name(model: Model) -> str:
-    """What a model is called, in messages."""
-    if isinstance(model, nn.Module):
-        return str(model._get_name())
-    return str(getattr(model, "__name__", type(model).__name__))

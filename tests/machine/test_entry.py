@@ -62,13 +62,13 @@ def no_engine(monkeypatch):
         raise AssertionError("a prediction needs no engine")
 
     monkeypatch.setattr(engines, "make_engine", refuse)
-    monkeypatch.setattr("ipu_dynamo.whole_step.compiled_model.make_engine", refuse)
+    monkeypatch.setattr("ipu_dynamo.whole_step.lowering.make_engine", refuse)
 
 
 def test_a_model_on_meta_a_compiled_model_a_program_and_its_text_agree(monkeypatch):
     model, optimizer, x = net("meta")
     with monkeypatch.context() as patch:
-        patch.setattr("ipu_dynamo.whole_step.compiled_model.make_engine", None)
+        patch.setattr("ipu_dynamo.whole_step.lowering.make_engine", None)
         asked = predict(model, x, x, optimizer=optimizer, options=OPTIONS, machine="bow")
         model, optimizer, x = net()
         step = compile_training(model, optimizer, OPTIONS)

@@ -25,8 +25,9 @@ from ipu_dynamo.runtime.ranks.agreement import (
 from ipu_dynamo.testing.rank_threads import run_failing_ranks, run_ranks, transport_here
 from ipu_dynamo.tune.figures import Figures
 from ipu_dynamo.tune.intra_op import set_intra_op_threads
-from ipu_dynamo.whole_step import agreement, compiled_model, ranks
+from ipu_dynamo.whole_step import agreement, lowering, ranks
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from ipu_dynamo.whole_step.lowering import Lowering
 from tests.ranks.mesh import Pipeline
 
 PIPELINED = Options(engine="eager", strategy=Strategy("pipelined"), gradient_accumulation=4)
@@ -37,13 +38,12 @@ X = torch.linspace(-1, 1, 32).view(8, 4)
 def threads_are_ranks(monkeypatch):
     """Compiled models of threads belong to their mesh; what they would run is noted."""
     monkeypatch.setattr(ranks, "transport_of", lambda _: transport_here())
-    monkeypatch.setattr(CompiledModel, "_bring_up", note)
-    monkeypatch.setattr(CompiledModel, "_adopt", lambda *_: None)
+    monkeypatch.setattr(Lowering, "_bring_up", lambda _, lowered, seed, transport: (lowered, seed))
+    monkeypatch.setattr(CompiledModel, "_adopt", note)
 
 
-def note(step, lowered, seed, transport):
-    step.noted = lowered, seed
-    return step.noted
+def note(step, given, lowered, executable, transport):
+    step.noted = executable
 
 
 def train(transport, options=PIPELINED, model=None, optimizer=None):
@@ -148,7 +148,7 @@ def test_random_numbers_begin_with_the_seed_of_rank_0():
 
 def test_costs_and_threads_are_those_of_rank_0(monkeypatch):
     options = replace(PIPELINED, strategy=Strategy("pipelined", ipus=2))
-    measured, costs_of = [], CompiledModel._costs
+    measured, costs_of = [], Lowering._costs
 
     def noted(step, given, share):
         measured.append(share.rank)
@@ -161,7 +161,7 @@ def test_costs_and_threads_are_those_of_rank_0(monkeypatch):
         lowered, _ = step.noted
         return lowered.options.strategy.costs, torch.get_num_threads()
 
-    monkeypatch.setattr(CompiledModel, "_costs", noted)
+    monkeypatch.setattr(Lowering, "_costs", noted)
     (costs, threads), (others, its_threads) = run_ranks(1, 2, run)
     assert costs == others != ()
     assert threads == its_threads == 2
@@ -320,7 +320,7 @@ def test_functions_that_do_not_compile_on_one_rank_are_an_error_on_all(monkeypat
         if transport_here().share.rank == 2:
             raise MemoryError("no memory for it")
 
-    monkeypatch.setattr(CompiledModel, "_bring_up", bring_up)
+    monkeypatch.setattr(Lowering, "_bring_up", bring_up)
     *others, third = run_failing_ranks(3, 1, train)
     assert isinstance(third, MemoryError)
     for other in others:
@@ -360,10 +360,8 @@ def test_figures_are_those_of_the_first_rank_of_each_column(monkeypatch):
         assert functions
         return {"library": libraries[transport_here().share.rank]}
 
-    monkeypatch.setattr(compiled_model, "write_decided", measured)
-    monkeypatch.setattr(
-        compiled_model, "read_decided", lambda decided, _: Figures(decided["library"])
-    )
+    monkeypatch.setattr(lowering, "write_decided", measured)
+    monkeypatch.setattr(lowering, "read_decided", lambda decided, _: Figures(decided["library"]))
     steps = run_ranks(2, 2, train)
     assert [step.noted[0].machine.figures for step in steps] == [
         None,  # its own

@@ -12,7 +12,7 @@ import torch
 from ipu_dynamo.runtime.engines.check import checks as outcomes
 from ipu_dynamo.runtime.engines.check.checks import Checks, by_operators
 from ipu_dynamo.testing.rank_threads import run_ranks, transport_here
-from ipu_dynamo.whole_step import compiled_model, ranks
+from ipu_dynamo.whole_step import lowering, ranks
 from tests.ranks.test_programs_of_one_model import OPTIONS, Dropping, Rank
 
 SEEDED = replace(OPTIONS, seed=3)
@@ -66,7 +66,7 @@ def trained(transport):
 @pytest.mark.parametrize(("mesh", "wrong"), [((2, 1), {0}), ((2, 2), {0, 1})])
 def test_all_ranks_have_the_bits_of_the_operators(mesh, wrong, call, monkeypatch, caplog):
     expected, _ = trained(None)
-    monkeypatch.setattr(compiled_model, "make_engine", lambda *_: Planted(wrong, call))
+    monkeypatch.setattr(lowering, "make_engine", lambda *_: Planted(wrong, call))
     for found, host_program in run_ranks(*mesh, trained):
         assert "operator by operator" in host_program
         assert all(map(torch.equal, found, expected))
@@ -87,6 +87,6 @@ def test_a_failure_that_one_rank_remembers_is_one_of_all(monkeypatch):
     monkeypatch.setattr(outcomes, "_key", lambda recipe: recipe.function.name)
     monkeypatch.setattr(Checks, "_outcome", lambda self, key: remembers(key))
     monkeypatch.setattr(outcomes, "_keep", lambda *_: None)
-    monkeypatch.setattr(compiled_model, "make_engine", lambda *_: Remembering(()))
+    monkeypatch.setattr(lowering, "make_engine", lambda *_: Remembering(()))
     for found, _ in run_ranks(2, 1, trained):
         assert all(map(torch.equal, found, expected))

@@ -20,7 +20,7 @@ from ipu_dynamo import (
 )
 from ipu_dynamo.errors import InputError, RankFailed
 from ipu_dynamo.testing.rank_threads import run_ranks, transport_here
-from ipu_dynamo.whole_step import compiled_model, ranks
+from ipu_dynamo.whole_step import lowering, ranks
 
 MAKING = Lock()  # torch's generator is one for all threads
 OPTIONS = Options("eager", replicas=2, gradient_accumulation=3, strategy=Strategy("pipelined"))
@@ -209,7 +209,7 @@ def test_a_program_of_one_rank_refuses_weights_that_another_one_trains():
 @pytest.fixture
 def broken(monkeypatch):
     """Ranks that cannot bring up the next program."""
-    whole, broken = compiled_model.initial_tensors, set()
+    whole, broken = lowering.initial_tensors, set()
 
     def initial_tensors(*args, **kwargs):
         if transport_here().share.rank in broken:
@@ -217,7 +217,7 @@ def broken(monkeypatch):
             raise MemoryError
         return whole(*args, **kwargs)
 
-    monkeypatch.setattr(compiled_model, "initial_tensors", initial_tensors)
+    monkeypatch.setattr(lowering, "initial_tensors", initial_tensors)
     return broken
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import poptorch
 from ipu_dynamo.ops.private.locks import compile_lock
-from ipu_dynamo.whole_step import compiled_model
+from ipu_dynamo.whole_step import lowering
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from poptorch import wrapping
 from poptorch.weights import note_trainers, trainers_of
@@ -336,7 +336,7 @@ def test_an_operator_of_a_worker_reads_the_weights_that_its_call_trains(monkeypa
     options.Training.gradientAccumulation(4)
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
     training = poptorch.trainingModel(model, options, optimizer)
-    monkeypatch.setattr(compiled_model, "workers_for", lambda *_: 2)
+    monkeypatch.setattr(lowering, "workers_for", lambda *_: 2)
     for _ in range(2):  # from the second call on the device has the newer weights
         in_thread(lambda: training(torch.ones(8, 4)))()
     assert len(seen) == 8

@@ -13,7 +13,7 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 
 import ipu_dynamo.torch_compile.compile_graph
-import ipu_dynamo.whole_step.compiled_model
+import ipu_dynamo.whole_step.lowering
 from ipu_dynamo.passes.pipeline import run_host_passes
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.ir.constants import digest
@@ -48,11 +48,11 @@ def through_text():
         return read_back(plain_lower(*args, **kwargs))
 
     plain_model, plain_lower = (
-        ipu_dynamo.whole_step.compiled_model.compile_model,
+        ipu_dynamo.whole_step.lowering.compile_model,
         ipu_dynamo.torch_compile.compile_graph.lower,
     )
     with (
-        patch.object(ipu_dynamo.whole_step.compiled_model, "compile_model", compile_model),
+        patch.object(ipu_dynamo.whole_step.lowering, "compile_model", compile_model),
         patch.object(ipu_dynamo.torch_compile.compile_graph, "lower", lower),
     ):
         yield

@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-import ipu_dynamo.whole_step.compiled_model as compiled_model
+import ipu_dynamo.whole_step.lowering as lowering
 from ipu_dynamo import IpuError, Options, compile_training
 from ipu_dynamo.runtime.engines.check import checks as module
 from ipu_dynamo.testing import recipes
@@ -19,7 +19,7 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 def states_and_alarms(dtype, examples):
     """Count the outcomes of the checks of drawn programs, and describe each alarm."""
     states, alarms, engines = Counter(), [], []
-    make = compiled_model.make_engine
+    make = lowering.make_engine
 
     def kept(*args, **options):
         engines.append(make(*args, **options))
@@ -55,7 +55,7 @@ def states_and_alarms(dtype, examples):
                 alarms.append(f"{recipe}, fused={fused}: {stage.problem}; N / M {stage.spreads}")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled_model, "make_engine", kept)
+        patch.setattr(lowering, "make_engine", kept)
         run()
     return states, alarms
 

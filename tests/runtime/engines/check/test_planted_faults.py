@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from torch import fx, nn
 
 import ipu_dynamo
-import ipu_dynamo.whole_step.compiled_model as compiled_model
+import ipu_dynamo.whole_step.lowering as lowering
 from ipu_dynamo import IpuError, Options, compile_training
 from ipu_dynamo.program import graph_outputs
 from ipu_dynamo.program.recipe import FunctionRecipe
@@ -57,7 +57,7 @@ def functions_of(recipe, force):
     """The functions of a step of a drawn model, with their first arguments."""
     engine = RecordingEngine()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled_model, "make_engine", lambda *_: engine)
+        patch.setattr(lowering, "make_engine", lambda *_: engine)
         model = recipe.build()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         step = compile_training(model, optimizer, Options("eager", force=force))

@@ -62,7 +62,7 @@ def trained(engine, kind="sharded", **options):
     torch.manual_seed(0)
     model = Net()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ipu_dynamo.whole_step.compiled_model.make_engine", lambda *_: engine)
+        patch.setattr("ipu_dynamo.whole_step.lowering.make_engine", lambda *_: engine)
         given = Options("eager", strategy=Strategy(kind), workers=1, **options)
         step = compile_training(model, torch.optim.SGD(model.parameters(), lr=0.1), given)
         step(torch.randn(2 * MICRO_BATCHES, 3))
