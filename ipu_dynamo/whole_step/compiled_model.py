@@ -36,7 +36,7 @@ from ipu_dynamo.whole_step.compile_model import (
 )
 from ipu_dynamo.whole_step.compiled_state import not_compiled
 from ipu_dynamo.whole_step.inspection import Inspection
-from ipu_dynamo.whole_step.lowering import Lowered, Lowering, model_name
+from ipu_dynamo.whole_step.lowering import LoweredModel, Lowering, model_name
 from ipu_dynamo.whole_step.optimizer.optimizer_checkpoints import NewestState
 from ipu_dynamo.whole_step.optimizer.optimizer_sync import (
     Describe,
@@ -252,17 +252,20 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             tensors: those of the arguments, in the order in which flattening finds them.
             on_send: as in a call.
         """
-        return self._run(lambda: tensors, on_send)
+        return self._run(tensors, on_send)
 
-    def _run(self, make: Callable[[], Sequence[Tensor]], on_send: OnSend | None) -> Any:
+    def _run(
+        self, given: Sequence[Tensor] | Callable[[], Sequence[Tensor]], on_send: OnSend | None
+    ) -> Any:
         """Run one call, which fails on all ranks if it fails on one.
 
         Args:
-            make: returns the tensors of the arguments, and compiles if nothing is compiled yet.
+            given: the tensors of the arguments; or what returns them, and compiles if nothing is
+                compiled yet.
         """
         calls = 0 if self._executable is None else self._executable.calls_of_ranks
         try:
-            tensors = make()
+            tensors = given() if callable(given) else given
             inputs, compiled, executable = self._inputs, self._compiled, self._executable
             if on_send is not None and self.options.grid[1] > 1:
                 raise InputError(
@@ -399,7 +402,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
     def _adopt(
         self,
         given: Arguments,
-        lowered: Lowered,
+        lowered: LoweredModel,
         executable: Executable,
         transport: Transport | None,
     ) -> None:

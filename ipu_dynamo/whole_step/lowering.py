@@ -68,7 +68,7 @@ from ipu_dynamo.whole_step.weights.weight_aliasing import (
 from ipu_dynamo.whole_step.worker_counts import workers_for
 
 
-class Lowered(NamedTuple):
+class LoweredModel(NamedTuple):
     """A program for a model, before anything runs it.
 
     Args:
@@ -114,7 +114,7 @@ class Lowered(NamedTuple):
 
 
 Made = TypeVar("Made")
-Adopt = Callable[[Lowered, Executable, Transport | None], None]
+Adopt = Callable[[LoweredModel, Executable, Transport | None], None]
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class Lowering:
         self,
         given: Arguments,
         transport: Transport,
-        lowered: Lowered | None,
+        lowered: LoweredModel | None,
         error: BaseException | None,
         adopt: Adopt,
     ) -> None:
@@ -258,7 +258,7 @@ class Lowering:
         share: Share | None = None,
         memory: int | None = None,
         figures: Figures | None = None,
-    ) -> Lowered:
+    ) -> LoweredModel:
         """Trace the model and run the passes; nothing of this object depends on it yet.
 
         Args:
@@ -304,7 +304,7 @@ class Lowering:
             link.traced.check_read([v.name for v in compiled.program.variables])
             compiled = replace(compiled, passes=(*link.traced.passes, *compiled.passes))
         (refuse_shared_memory if self.own_weights else refuse_what_cannot_be_shared)(compiled)
-        return Lowered(compiled, options, reading, engine, figures, machine, split)
+        return LoweredModel(compiled, options, reading, engine, figures, machine, split)
 
     def _read_groups(self) -> GroupsSnapshot:
         """The optimiser's groups as they are now; none without an optimiser."""
@@ -332,7 +332,7 @@ class Lowering:
             return make(reading.groups), reading
 
     def _bring_up(
-        self, lowered: Lowered, seed: int, transport: Transport | None = None
+        self, lowered: LoweredModel, seed: int, transport: Transport | None = None
     ) -> Executable:
         """Compile the functions of a program; nothing of this object depends on it yet."""
         compiled, options, reading, engine, _, machine, split = lowered

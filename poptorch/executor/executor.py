@@ -79,6 +79,7 @@ class PoplarExecutor(
         self._executable_inputs: ExecutableInputs | None = None
         self._compile_seconds: float | None = None
         self._predicted: Prediction | None = None
+        self._counts_cycles = bool(options._Popart.options["instrumentWithHardwareCycleCounter"])
         self._has_run = False
         self._wrapping: Wrapping | None = None
         self._update: OptimizerInUse | None = None
@@ -195,7 +196,9 @@ class PoplarExecutor(
         except Exception:
             with core_errors(f"running {self._name()}", self._options):
                 raise
-        self._log_cycles()
+        self._has_run = True
+        if self._counts_cycles:
+            self._log_cycles()
         return self._adapter.restore(leaves)
 
     def _warn_about_mode(self, core: CompiledModel) -> None:

@@ -37,10 +37,12 @@ class Predictions:
 
     Attributes:
         _predicted: what it says of the compiled program; None: nobody has asked.
+        _counts_cycles: the options ask for the cycles of calls.
         _has_run: a call has ended since the program was compiled.
     """
 
     _core: CompiledModel | None
+    _counts_cycles: bool
     _has_run: bool
     _options: Options
     _predicted: "Prediction | None"
@@ -68,14 +70,9 @@ class Predictions:
             )
         return self._prediction().cycles
 
-    @property
-    def _counts_cycles(self) -> bool:
-        return bool(self._options._Popart.options["instrumentWithHardwareCycleCounter"])
-
     def _log_cycles(self) -> None:
         """After a call, where the options ask for it."""
-        self._has_run = True
-        if self._counts_cycles and logger.isEnabledFor(logging.DEBUG):
+        if logger.isEnabledFor(logging.DEBUG):
             # the words that programs look for
             logger.debug("Total number of IPU cycles: %d", self._prediction().cycles)
 

@@ -1,6 +1,7 @@
 """Check that predictions are of the program alone, and not of how this computer runs it."""
 
 from dataclasses import replace
+from itertools import product
 from operator import getitem
 
 import pytest
@@ -90,9 +91,18 @@ class Stack(nn.Module):
         return total
 
 
-@pytest.mark.parametrize("layer", [Attention, Convolved, Looped])
-@pytest.mark.parametrize("ipus", [1, 2])
-@pytest.mark.parametrize("partials", ["half", "float"])
+@pytest.mark.parametrize(
+    ("partials", "ipus", "layer"),
+    [
+        ("half", 2, Attention),
+        ("float", 1, Convolved),
+        ("float", 2, Looped),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in product(("half", "float"), (1, 2), (Attention, Convolved, Looped))
+        ),
+    ],
+)
 def test_emulation_changes_no_cycle_and_no_byte(layer, ipus, partials):
     options = Options(
         strategy=Strategy(kind="pipelined" if ipus > 1 else "sharded"),
