@@ -124,6 +124,7 @@ print(prediction.kind, prediction.micro_batch_rows, end="")
 """
 
 
+@pytest.mark.slow
 def test_programs_of_a_keras_fit_are_predicted():
     if find_spec("keras") is None:
         pytest.skip("keras is not installed")

@@ -278,7 +278,7 @@ def tied(rows, columns, optimizer, clip=None, *, dtype=torch.float32, **options)
 @pytest.mark.parametrize(
     "case",
     [
-        tied(2, 3, sgd, dtype=torch.float16, **SCALED),
+        pytest.param(tied(2, 3, sgd, dtype=torch.float16, **SCALED), marks=pytest.mark.slow),
         tied(1, 2, adamw, ClipGradNorm(0.1), dtype=torch.float16, **SCALED),
         tied(2, 2, adamw, ClipGradValue(0.01), **GROUPED),
         tied(2, 3, torch.optim.Adafactor),  # an update that depends on whole tensors
