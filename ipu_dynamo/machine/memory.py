@@ -16,6 +16,7 @@ from ipu_dynamo.machine.costs.basics import machine_bytes
 from ipu_dynamo.machine.costs.table import price
 from ipu_dynamo.machine.memory_calls import memory_calls
 from ipu_dynamo.machine.predicted_memory import (
+    CATEGORIES,
     ByteEstimate,
     CategoryName,
     IpuMemory,
@@ -41,17 +42,6 @@ _CATEGORY: Mapping[Role, CategoryName] = {
     "constant": "constants and seeds",
     "activation": "activations",
 }
-_ORDER: tuple[CategoryName, ...] = (
-    "weights",
-    "accumulators",
-    "optimiser state",
-    "stash and stream buffers",
-    "constants and seeds",
-    "vertex state and code",
-    "exchange and control code",
-    "activations",
-    "temporaries",
-)
 _KIND: Mapping[Role, str] = {
     "weight": "a weight",
     "accumulator": "the sum of a gradient",
@@ -133,14 +123,14 @@ def _categories(
     tensors: Sequence[LiveTensor], temporary: int, code: CodeSize, tiles: int
 ) -> tuple[MemoryCategory, ...]:
     """The bytes of each category at the peak."""
-    exact = dict.fromkeys(_ORDER, 0)
+    exact = dict.fromkeys(CATEGORIES, 0)
     exact["temporaries"] = temporary
     for tensor in tensors:
         exact[_CATEGORY[tensor.role]] += tensor.nbytes
     estimates = {name: ByteEstimate(*(nbytes,) * 3) for name, nbytes in exact.items()}
     estimates["vertex state and code"] = _times(code.vertices, tiles)
     estimates["exchange and control code"] = _times(code.control, tiles)
-    return tuple(MemoryCategory(name, estimates[name]) for name in _ORDER)
+    return tuple(MemoryCategory(name, estimates[name]) for name in CATEGORIES)
 
 
 def _times(size: ByteEstimate, count: int) -> ByteEstimate:

@@ -4,7 +4,7 @@ All bytes are of one replica. Fields named after a list hold positions in it.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Word = Literal["fits", "tight", "does not fit"]
 CategoryName = Literal[
@@ -18,6 +18,7 @@ CategoryName = Literal[
     "activations",
     "temporaries",
 ]
+CATEGORIES: tuple[CategoryName, ...] = get_args(CategoryName)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def cases():
                 yield pytest.param(event, wait, lost, marks=marks)
 
 
-@pytest.mark.parametrize(("event", "wait", "lost"), cases())
+@pytest.mark.parametrize(("event", "wait", "lost"), [*cases()])
 def test_a_lost_rank_is_named_on_all_others(tmp_path, event, wait, lost):
     codes, found = outputs(tmp_path, lost, wait, event)
     expected = ERRORS[event].format(lost=lost)

@@ -4,8 +4,8 @@ import random
 from dataclasses import replace
 
 from ipu_dynamo.machine.predicted_memory import (
+    CATEGORIES,
     ByteEstimate,
-    CategoryName,
     HeldValue,
     IpuMemory,
     Lifetime,
@@ -39,17 +39,6 @@ from ipu_dynamo.machine.prediction import (
 TILES, TILE_LIMIT = 1472, 636928
 LIMIT = TILES * TILE_LIMIT
 MICRO_BATCHES = 16
-CATEGORIES: tuple[CategoryName, ...] = (
-    "weights",
-    "accumulators",
-    "optimiser state",
-    "stash and stream buffers",
-    "constants and seeds",
-    "vertex state and code",
-    "exchange and control code",
-    "activations",
-    "temporaries",
-)
 NAMES = ("aten.mm.default", "aten.add.Tensor", "aten.gelu.default", "aten._softmax.default")
 
 
