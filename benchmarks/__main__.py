@@ -1,6 +1,7 @@
 """Run the benchmarks, print a table, and write the figures as JSON.
 
-Usage: python -m benchmarks [--json FILE] [--seconds S] [--rounds N] [--page PAGE] [NAME ...]
+Usage: python -m benchmarks [--json FILE] [--seconds S] [--runs N] [--rounds N] [--page PAGE]
+                            [NAME ...]
        python -m benchmarks first_call ... (see there; it takes many minutes)
 Every contender runs in a process of its own, without anything that was compiled before.
 """
@@ -15,6 +16,7 @@ from benchmarks import peak_memory
 from benchmarks.cases import CASES, FACTS, ON_REQUEST, measure
 from benchmarks.child import in_fresh_child
 from benchmarks.first_call import main as first_call
+from benchmarks.goals import held
 from benchmarks.jax_peer import is_installed
 from benchmarks.measure import Wrong, medians
 from benchmarks.page import refreshed
@@ -31,6 +33,7 @@ def main(given: list[str]) -> None:
     parser.add_argument("--json", type=Path, help="write the figures into this file")
     parser.add_argument("--page", type=Path, help="write the table into this page of the guide")
     parser.add_argument("--seconds", type=float, default=10.0, help="time for each timed case")
+    parser.add_argument("--runs", type=int, default=1, help="of all timed cases; the last counts")
     parser.add_argument("--rounds", type=int, default=3, help="of each case of peak memory")
     arguments = parser.parse_args(given)
     if unknown := set(arguments.names) - set(known):
@@ -38,9 +41,17 @@ def main(given: list[str]) -> None:
     if not is_installed():
         print("JAX is no contender, as it is not installed: pip install 'ipu_dynamo[bench]'")
     content: dict[str, Any] = {"benchmarks": {}, "facts": {}, "peak_memory": {}}
-    for name in arguments.names or [name for name in known if name not in ON_REQUEST]:
-        if name in CASES:
-            content["benchmarks"][name] = _timed(name, arguments.seconds)
+    machine = provenance()
+    print(", ".join(f"{machine[what]}" for what in ("cpu", "vector")), f"{machine['cores']} cores")
+    names = arguments.names or [name for name in known if name not in ON_REQUEST]
+    for run in range(1, arguments.runs + 1):
+        print(f"run {run} of {arguments.runs}")
+        for name in names:
+            if name in CASES:
+                content["benchmarks"][name] = _timed(name, arguments.seconds)
+    for line in held(content["benchmarks"], wide=machine["vector"] == "AVX512"):
+        print(line)
+    for name in names:
         if name in FACTS:
             content["facts"][name] = _fact(name)
         if name in peak_memory.CASES:
@@ -57,13 +68,16 @@ def _timed(name: str, seconds: float) -> dict[str, Any]:
     case = CASES[name]
     timings = measure(name, [*case.contenders()], threads=case.threads, seconds=seconds)
     print(f"{name}: {case.what}")
-    print("  median and fastest call; times the time of the last contender; first call")
+    print(
+        "  median and fastest call; median and quartiles of times the last one's time; first call"
+    )
     for who, timing in timings.items():
         if isinstance(timing, Wrong):
             print(f"  {who:<28} wrong: values differ by {timing.apart:.1e} of the largest")
             continue
         spent = f"{1e6 * timing.median:10.1f} us {1e6 * timing.fastest:10.1f} us"
-        print(f"  {who:<28} {spent} {timing.ratio:6.2f} {timing.first:8.2f} s", flush=True)
+        ratios = f"{timing.ratio:6.2f} ({timing.lower:.2f} to {timing.upper:.2f})"
+        print(f"  {who:<28} {spent} {ratios} {timing.first:8.2f} s", flush=True)
     return {who: asdict(timing) for who, timing in timings.items()}
 
 

@@ -77,6 +77,9 @@ CASES = {
     ),
     "cuts": Case(training.all_cuts, "the same as a pipeline of 2 stages on two cores", 2),
     "pipeline": Case(training.two_stages, "a pipeline of 2 equal stages on two cores, SGD", 2),
+    "pipeline_adamw": Case(
+        training.two_stages_adamw, "a language model of 256 words in 2 stages, AdamW", 2
+    ),
     "ranks": Case(
         partial(
             ranks.trained,
@@ -145,6 +148,7 @@ ON_REQUEST = ("outlined_6", "outlined_48", *peak_memory.CASES)  # run only if th
 FACTS: dict[str, Callable[[], dict[str, float]]] = {
     "overhead": training.overhead,
     "pipeline": training.idle_shares,
+    "pipeline_adamw": training.processor_time,
     "layer_plans": pieces.layer_plans,
     "loader": loader.epochs,
     "saved_variables": saved_variables.reading,

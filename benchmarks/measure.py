@@ -56,6 +56,7 @@ class Timing:
         fastest: the fastest of them.
         calls: how many later calls were timed.
         ratio: the median over the rounds of its time divided by the last contender's.
+        lower, upper: the quartiles of that.
     """
 
     first: float
@@ -63,6 +64,8 @@ class Timing:
     fastest: float
     calls: int
     ratio: float
+    lower: float
+    upper: float
 
 
 def side_by_side(contenders: Mapping[str, Clock], *, seconds: float) -> dict[str, Timing | Wrong]:
@@ -98,10 +101,17 @@ def _in_turn(
             statistics.median(spent),
             min(spent),
             len(spent) * bursts[name],
-            statistics.median(a / b for a, b in zip(spent, last, strict=True)),
+            *_ratios(spent, last),
         )
         for name, spent in timings.items()
     }
+
+
+def _ratios(spent: Sequence[float], last: Sequence[float]) -> tuple[float, float, float]:
+    """Median, lower and upper quartile of the ratios over the rounds."""
+    ratios = [a / b for a, b in zip(spent, last, strict=True)]
+    lower, median, upper = statistics.quantiles(ratios, n=4, method="inclusive")
+    return median, lower, upper
 
 
 def clock(step: Step) -> Clock:

@@ -18,7 +18,8 @@ def refreshed(page: str, content: Mapping[str, Any]) -> str:
 def _lines(content: Mapping[str, Any]) -> Iterator[str]:
     commit = (content["commit"] or "unknown")[:10] + (", modified" if content["modified"] else "")
     yield (
-        f"Measured {content['date'][:10]} on {content['cpu']} with {content['cores']} cores, "
+        f"Measured {content['date'][:10]} on {content['cpu']} with {content['cores']} cores "
+        f"({content['vector']}), "
         f"PyTorch {content['torch']}, Python {content['python']}, commit {commit}."
     )
     yield ""

@@ -30,6 +30,7 @@ from benchmarks.work import (
     loop,
     program,
     small_language_model,
+    trained_in_stages,
     whole,
     without_gradient,
 )
@@ -130,6 +131,46 @@ def two_stages() -> dict[str, Maker]:
     }
 
 
+def two_stages_adamw() -> dict[str, Maker]:
+    """A step of 8 micro-batches with the options that a user has if she sets none."""
+    work = trained_in_stages()
+    ours = partial(_pipelined, whole, work, recompute="auto")
+    return {
+        "eager": partial(loop, work),
+        "torch pipelining": partial(torch_pipeline, "benchmarks.work:trained_in_stages", SECOND),
+        "2 workers, eager engine": partial(ours, engine="eager"),
+        "2 workers, recomputing": partial(ours, force={"KeepValues": False}),
+        "2 workers": ours,
+    }
+
+
+def processor_time(pairs: int = 5) -> dict[str, float]:
+    """What a pipeline spends beside one stage that runs the same micro-batches in turn.
+
+    Processor seconds of a step: on both engines, with one intra-op thread.
+    """
+    torch.set_num_threads(1)
+
+    def spent(step: Step) -> float:
+        begun = time.process_time()
+        step()
+        return time.process_time() - begun
+
+    def ratio(engine: Any) -> float:
+        steps = [
+            _pipelined(whole, trained_in_stages(), recompute="auto", engine=engine),
+            whole(trained_in_stages(), side_by_side=False, engine=engine),
+        ]
+        for step in steps * 3:
+            step()
+        return statistics.median(spent(steps[0]) / spent(steps[1]) for _ in range(pairs))
+
+    return {
+        f"processor time of the pipeline over that of one stage, {engine} engine": ratio(engine)
+        for engine in ("eager", "inductor")
+    }
+
+
 def idle_shares(steps: int = 20) -> dict[str, float]:
     """How the two workers spend a step, from timelines of real ones: medians of shares."""
     work = small_language_model()
@@ -149,12 +190,15 @@ def idle_shares(steps: int = 20) -> dict[str, float]:
     }
 
 
-def _pipelined(make: Any, work: Training, *, workers: int = 2, schedule: Any = "grouped") -> Any:
+def _pipelined(
+    make: Any, work: Training, *, workers: int = 2, schedule: Any = "grouped", **options: Any
+) -> Any:
     """Call `make` with a training in two stages."""
     ipu_dynamo.BeginBlock(work.model.layers[SECOND], ipu_id=1)
     strategy = ipu_dynamo.Strategy(kind="pipelined", schedule=schedule)
     # as the others, who keep what forward made
-    return make(work, strategy=strategy, recompute="off", workers=workers)
+    options = {"recompute": "off"} | options
+    return make(work, strategy=strategy, workers=workers, **options)
 
 
 def partial_sums() -> dict[str, Maker]:

@@ -109,6 +109,13 @@ def small_language_model() -> Training:
     return Training(model, sgd, texts(64, 16, length), 2, accumulation=8)
 
 
+def trained_in_stages() -> Training:
+    """One of 256 words, without places: 8 micro-batches of two texts, and AdamW."""
+    layers, _, width, length = LANGUAGE_MODEL
+    model = models.plain_language_model(layers, 256, width)
+    return Training(model, adamw, texts(256, 16, length), 2, accumulation=8)
+
+
 def small_pipeline() -> Training:
     """The same in two stages."""
     half = f"layers.{1 + LANGUAGE_MODEL[0] // 2}"

@@ -7,10 +7,13 @@ from dataclasses import asdict
 import torch
 from torch import nn
 
+import benchmarks.__main__
 import ipu_dynamo
 from benchmarks.cases import CASES, FACTS, measure
 from benchmarks.compare import main as compare
-from benchmarks.measure import Wrong, WrongValuesError, clock, medians, side_by_side
+from benchmarks.goals import held
+from benchmarks.jax_peer import JAX
+from benchmarks.measure import Timing, Wrong, WrongValuesError, clock, medians, side_by_side
 from benchmarks.page import refreshed
 from benchmarks.provenance import provenance
 
@@ -93,6 +96,42 @@ def test_contenders_are_made_where_they_run(monkeypatch):
     assert all(len(case.contenders()) > 1 for case in CASES.values())
     timings = measure("small_images", ["eager"], threads=1, seconds=0.1)
     assert timings["eager"].calls >= 5
+
+
+def test_a_goal_holds_up_to_its_limit_and_for_its_own_processors():
+    def timings(ratio, upper):
+        return {"ratio": ratio, "lower": ratio, "upper": upper}
+
+    ours = timings(1.0, 1.0)
+    run = {
+        "mlp_784": {
+            "eager": timings(0.5, 1 / 1.04),
+            JAX: timings(1 / 0.94, 2.0),
+            "compile_training": ours,
+        },
+        "cuts": {"eager": timings(0.5, 0.5), "balanced": ours},
+        "encoder": {"eager": timings(0.5, 1 / 1.06), "ours": ours},
+        "pipeline_adamw": {"torch pipelining": {"apart": 0.5}, "2 workers": ours},
+    }
+    jax = "mlp_784: 0.94 of the time of JAX (median), at most"
+    eager = "of the time of eager (lower quartile), at most 1.05"
+    rest = [f"mlp_784: 1.04 {eager}: holds", f"encoder: 1.06 {eager}: DOES NOT HOLD"]
+    assert list(held(run, wide=False)) == [f"{jax} 0.95: holds", *rest]
+    assert list(held(run, wide=True)) == [f"{jax} 0.92: DOES NOT HOLD", *rest]
+
+
+def test_the_last_run_of_several_counts(tmp_path, capsys, monkeypatch):
+    ratios = iter((2.0, 3.0))
+
+    def timed(name, names, **_):
+        ratio = next(ratios)
+        return {n: Timing(1.0, 1.0, 1.0, 5, ratio, ratio, ratio) for n in names}
+
+    monkeypatch.setattr(benchmarks.__main__, "measure", timed)
+    benchmarks.__main__.main(["mlp", "--runs", "2", "--json", str(tmp_path / "bench.json")])
+    kept = json.loads((tmp_path / "bench.json").read_text())["benchmarks"]["mlp"]
+    assert kept["eager"]["ratio"] == 3.0
+    assert "mlp: 0.33 of the time of eager" in capsys.readouterr().out
 
 
 def test_the_page_shows_the_figures_of_a_run():
