@@ -23,7 +23,7 @@ from ipu_dynamo.passes.pipeline import all_passes
 from ipu_dynamo.passes.program.emit_update import UpdateGroup
 from ipu_dynamo.program.text.reader import Reader, Record
 from ipu_dynamo.program.text.records import build
-from ipu_dynamo.saved.replace_file import replacing
+from ipu_dynamo.replace_file import replacing
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group
 
 

@@ -20,10 +20,10 @@ from ipu_dynamo.machine.predict_program import predict_program
 from ipu_dynamo.machine.prediction import Prediction
 from ipu_dynamo.machine.system import system_of
 from ipu_dynamo.program import Program
+from ipu_dynamo.replace_file import replacing
 from ipu_dynamo.report.html_page import write_report
 from ipu_dynamo.report.trace import write_trace
 from ipu_dynamo.saved.archive import Archive
-from ipu_dynamo.saved.replace_file import replacing
 from ipu_dynamo.whole_step.predict_model import predict
 from ipu_dynamo.whole_step.saving.load import open_entry
 

@@ -12,9 +12,9 @@ from hashlib import sha256
 from importlib.resources import files
 
 from ipu_dynamo.machine.prediction import Prediction
+from ipu_dynamo.replace_file import replacing
 from ipu_dynamo.report.views.page_view import page_view
 from ipu_dynamo.runtime.execute.timeline import Span, Timeline
-from ipu_dynamo.saved.replace_file import replacing
 
 _SCRIPTS = (
     "state",

@@ -5,7 +5,6 @@ section is there once; `count` in its arguments says how often it repeats. A cal
 inside, and the memory of its IPU as a counter.
 """
 
-import json
 import os
 from collections.abc import Iterator
 from itertools import accumulate
@@ -14,12 +13,12 @@ from typing import Any
 from ipu_dynamo.machine.predicted_time import TimelineSection, TimelineSpan
 from ipu_dynamo.machine.prediction import Prediction
 from ipu_dynamo.machine.text import title
-from ipu_dynamo.saved.replace_file import replacing
+from ipu_dynamo.profiling import trace_file
+from ipu_dynamo.profiling.trace_file import Event
 
 MOST_EVENTS = 50_000
 _PROCESS = 0
 _FIRST_DETAILS = ("period",)  # sections whose operators are written first, while there is room
-Event = dict[str, Any]
 
 
 def write_trace(prediction: Prediction, path: str | os.PathLike[str]) -> None:
@@ -28,9 +27,7 @@ def write_trace(prediction: Prediction, path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: it cannot be written; a file that is there stays as it was.
     """
-    content = json.dumps(trace(prediction), separators=(",", ":"), allow_nan=False)
-    with replacing(path) as file:
-        file.write(content.encode("ascii"))
+    trace_file.write_trace_file(trace(prediction), path)
 
 
 def trace(prediction: Prediction) -> dict[str, Any]:
@@ -60,17 +57,14 @@ def trace(prediction: Prediction) -> dict[str, Any]:
             left_out += 1
     for i, (begin, section, span) in enumerate(placed):
         events += [writer.span(begin, section, span), *details.get(i, ())]
-    return {
-        "traceEvents": events,
-        "displayTimeUnit": "ns",
-        "otherData": {
-            "model": prediction.model,
-            "system": prediction.system,
-            "verdict": prediction.verdict.word,
-            "command": prediction.reproduce.command,
-            "calls without operators": left_out,
-        },
+    other = {
+        "model": prediction.model,
+        "system": prediction.system,
+        "verdict": prediction.verdict.word,
+        "command": prediction.reproduce.command,
+        "calls without operators": left_out,
     }
+    return trace_file.trace_of(events, unit="ns", other=other)
 
 
 class _Writer:
@@ -92,9 +86,9 @@ class _Writer:
         num_ipus = len(self._prediction.ipus)
         named = [f"IPU {i}" for i in range(num_ipus)] + ["links, host", "sections of a step"]
         name = f"replica 0: {title(self._prediction)}"
-        yield self._metadata("process_name", 0, name)
+        yield from trace_file.process_name(_PROCESS, name)
         for track, name in enumerate(named):
-            yield self._metadata("thread_name", track, name)
+            yield trace_file.thread_name(_PROCESS, track, name)
 
     def section(self, begin: int, section: TimelineSection) -> Event:
         """A section, on the last track."""
@@ -146,23 +140,14 @@ class _Writer:
     def _event(
         self, name: str, track: int, begin: int, cycles: int, arguments: dict[str, Any]
     ) -> Event:
-        begins, ends = self._nanoseconds(begin), self._nanoseconds(begin + cycles)
-        return {
-            "ph": "X",
-            "name": name,
-            "pid": _PROCESS,
-            "tid": track,
-            "ts": begins / 1000,
-            "dur": (ends - begins) / 1000,
-            "args": arguments,
-        }
+        ends = self._nanoseconds(begin + cycles)
+        return trace_file.span(
+            name, _PROCESS, track, self._nanoseconds(begin), ends, arguments=arguments
+        )
 
     def _counter(self, ipu: int, at: int, nbytes: dict[str, int]) -> Event:
-        name, ts = f"bytes of IPU {ipu}", self._nanoseconds(at) / 1000
-        return {"ph": "C", "name": name, "pid": _PROCESS, "ts": ts, "args": nbytes}
-
-    def _metadata(self, what: str, track: int, name: str) -> Event:
-        return {"ph": "M", "name": what, "pid": _PROCESS, "tid": track, "args": {"name": name}}
+        name = f"bytes of IPU {ipu}"
+        return trace_file.counter(name, _PROCESS, self._nanoseconds(at), nbytes)
 
     def _nanoseconds(self, cycles: int) -> int:
         return round(1e9 * cycles / self._prediction.clock)

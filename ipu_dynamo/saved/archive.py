@@ -16,10 +16,10 @@ from hashlib import sha256
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from ipu_dynamo.replace_file import replacing
 from ipu_dynamo.saved.checked_reader import CheckedReader, fill, opened
 from ipu_dynamo.saved.json_text import expect, fields_of, read_json, write_json
 from ipu_dynamo.saved.refusal import Reason, SavedProgramError
-from ipu_dynamo.saved.replace_file import replacing
 from ipu_dynamo.saved.zip_bytes import ZipMember, around, first_data, first_size, places
 
 MANIFEST = "manifest.json"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipu_dynamo.errors import OutOfMemory
 from ipu_dynamo.memory_limit import enforce_memory
-from ipu_dynamo.saved.replace_file import replacing
+from ipu_dynamo.replace_file import replacing
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from poptorch._logging import logger
 from poptorch.errors import createPoptorchError

@@ -1,29 +1,55 @@
-"""Record the actions of workers with their times, and write a Chrome trace, for Perfetto."""
+"""Record the tasks of workers with their times, and write them as a trace, for Perfetto."""
 
-import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from ipu_dynamo.profiling.recording import (
+    RecordedSpan,
+    Recording,
+    ThreadRow,
+    WorkerRow,
+    this_thread,
+)
 from ipu_dynamo.program.schedule.actions import AddGradients, RunPass
 from ipu_dynamo.program.schedule.stage_passes import StagePass
 from ipu_dynamo.runtime.execute.observer import Interval, Observer
 
+_DIRECTIONS = {"forward_backward": "forward and backward", "weights": "weight gradients"}
+
+
+def title_of(of: StagePass) -> str:
+    """What a stage pass is called in traces: `stage 1 backward`."""
+    return f"stage {of.stage} {_DIRECTIONS.get(of.direction, of.direction)}"
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One action: from `start` to `end`, in seconds of a common clock."""
+    """One task: from `start` to `end`, in seconds of a common clock.
+
+    Args:
+        title: what is done, with stage and direction; the same for all micro-batches.
+        function: the first one that it calls.
+        source: first line of the user's model that it computes.
+    """
 
     worker: int
-    name: str
+    title: str
     stage: int
     ipu: int
     micro_batch: int
     replica: int
     start: float
     end: float
+    function: str = ""
+    source: str = ""
+
+    @property
+    def name(self) -> str:
+        """The title with micro-batch and replica."""
+        return f"{self.title}, micro-batch {self.micro_batch}, replica {self.replica}"
 
 
 @dataclass
@@ -35,9 +61,12 @@ class Timeline(Observer):
     def task_ended(
         self, worker: int, of: StagePass, action: RunPass | AddGradients, time: Interval
     ) -> None:
-        what = "add gradients" if isinstance(action, AddGradients) else of.function
-        name, place = f"{what} {action.micro_batch}", (action.micro_batch, action.replica)
-        self.spans.append(Span(worker, name, of.stage, of.ipu, *place, *time))
+        title = title_of(of)
+        if isinstance(action, AddGradients):
+            title = f"stage {of.stage} adds gradients"
+        place = action.micro_batch, action.replica
+        one = Span(worker, title, of.stage, of.ipu, *place, *time, of.function, of.source)
+        self.spans.append(one)
 
     def busy(self) -> dict[int, float]:
         """Share of the time from the first to the last span in which each worker had a task."""
@@ -82,16 +111,21 @@ class Timeline(Observer):
             for stage, of in sorted(lives.items())
         }
 
-    def write(self, path: str | Path) -> None:
-        """Write a Chrome trace: a row per worker."""
-        begin = min((span.start for span in self.spans), default=0.0)
-        events = [_event(span, begin) for span in sorted(self.spans, key=lambda s: s.start)]
-        text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
-        target = Path(path)
+    def add_to(self, recording: Recording, caller: ThreadRow) -> None:
+        """Add the spans to a recording: a process for each IPU, a thread for each worker.
+
+        Args:
+            caller: the thread that calls the program.
+        """
+        for one in self.spans:
+            recording.add(_recorded(one, caller))
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write a Chrome trace: a process for each IPU, a thread for each worker."""
+        recording, target = Recording(), Path(path)
+        self.add_to(recording, this_thread())
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(target.name + ".part")
-        part.write_text(text)
-        part.replace(target)
+        recording.write(target)
 
 
 def _covered(changes: Sequence[tuple[float, int]], count: int) -> float:
@@ -104,14 +138,14 @@ def _covered(changes: Sequence[tuple[float, int]], count: int) -> float:
     return total
 
 
-def _event(span: Span, begin: float) -> dict[str, Any]:
-    return {
-        "name": span.name,
-        "cat": f"stage {span.stage}",
-        "ph": "X",
-        "ts": (span.start - begin) * 1e6,
-        "dur": (span.end - span.start) * 1e6,
-        "pid": span.replica,
-        "tid": span.worker,
-        "args": {"stage": span.stage, "ipu": span.ipu, "micro_batch": span.micro_batch},
+def _recorded(one: Span, caller: ThreadRow) -> RecordedSpan:
+    arguments = {
+        "stage": one.stage,
+        "ipu": one.ipu,
+        "micro_batch": one.micro_batch,
+        "replica": one.replica,
+        "function": one.function,
+        "line": one.source,
     }
+    row = WorkerRow(one.replica, one.ipu, one.worker, caller)
+    return RecordedSpan(one.name, "stage pass", row, one.start, one.end, arguments)

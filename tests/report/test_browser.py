@@ -251,12 +251,12 @@ def test_times_of_this_computer_are_below_the_timeline(tab, files, tmp_path):
     tab.open(files / "small.html")
     assert tab.page.locator("#measured-rows").count() == 0
     times = [(0, 1.0, 1.5), (1, 2.0, 2.25), (2, 4.0, 4.25)]
-    spans = [Span(0, f"stage_0 {batch}", 0, 2, batch, 0, *time) for batch, *time in times]
+    spans = [Span(0, "stage 0 forward", 0, 2, batch, 0, *time) for batch, *time in times]
     write_report(drawn_prediction(), tmp_path / "report.html", timeline=Timeline(spans))
     tab.open(tmp_path / "report.html")
     (row,) = tab.rows("measured")
     assert row == {
-        "Call": "stage_0",
+        "Call": "stage 0 forward",
         "IPU": "IPU 2",
         "Stage": "0",
         "Runs": "3",

@@ -46,11 +46,10 @@ def timeline_view(prediction: Prediction, strings: Strings) -> dict[str, Json]:
 
 
 def measured_table(spans: Sequence[Span], strings: Strings) -> dict[str, Json]:
-    """Times of the calls on this computer, those of a function on one IPU together."""
+    """Times of the stage passes on this computer, those of all micro-batches together."""
     times: dict[tuple[str, int, int], list[float]] = {}
     for span in spans:
-        name = span.name.rpartition(" ")[0]  # without the micro-batch
-        times.setdefault((name, span.stage, span.ipu), []).append(span.end - span.start)
+        times.setdefault((span.title, span.stage, span.ipu), []).append(span.end - span.start)
     columns: list[Column] = [
         ("call", "Call", "text"),
         ("ipu", "IPU", "text"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ipu_dynamo.saved.replace_file import replacing
+from ipu_dynamo.replace_file import replacing
 
 
 def check_free(folder: Path, keys: Sequence[str], *, overwrite: bool) -> None:

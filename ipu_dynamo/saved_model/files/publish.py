@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from ipu_dynamo.saved.replace_file import replacing
+from ipu_dynamo.replace_file import replacing
 from ipu_dynamo.saved_model.files.named_errors import naming
 
 Content = bytes | Path

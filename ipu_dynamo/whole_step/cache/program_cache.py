@@ -20,11 +20,11 @@ import torch
 from ipu_dynamo.options import Options
 from ipu_dynamo.program import Decision, HostProgram, Program
 from ipu_dynamo.program.text.program_text import parse_text
+from ipu_dynamo.replace_file import locked
 from ipu_dynamo.saved.archive import FORM, Archive, write_archive
 from ipu_dynamo.saved.json_text import expect, fields_of, write_json
 from ipu_dynamo.saved.operator_list import check_operators, check_program, write_operators
 from ipu_dynamo.saved.refusal import Reason, SavedProgramError
-from ipu_dynamo.saved.replace_file import locked
 from ipu_dynamo.saved.tensors import TensorMember, read_tensors
 from ipu_dynamo.whole_step.cache.ready_made import ReadyMade
 

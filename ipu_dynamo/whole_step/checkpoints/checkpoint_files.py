@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ipu_dynamo.replace_file import adding_folder, replacing
 from ipu_dynamo.saved.checked_reader import FileReader, opened
 from ipu_dynamo.saved.json_text import expect, fields_of, read_json, write_json
 from ipu_dynamo.saved.refusal import Reason, SavedProgramError
-from ipu_dynamo.saved.replace_file import adding_folder, replacing
 from ipu_dynamo.saved.tensors import TensorMember, tensors_of
 from ipu_dynamo.version import __version__
 
