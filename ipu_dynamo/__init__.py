@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ipu_dynamo.capture.custom.host_functions import HostFunction
     from ipu_dynamo.debug.bisect import Difference, bisect
     from ipu_dynamo.errors import CompileError, ExecutionError, InputError, IpuError
+    from ipu_dynamo.inspection.inspection import Inspection, inspect
     from ipu_dynamo.machine.single_operator import operator_cost
     from ipu_dynamo.ops.library.keyed_random import (
         keyed_bernoulli,
@@ -71,6 +72,7 @@ __all__ = [
     "FreeRows",
     "HostFunction",
     "InputError",
+    "Inspection",
     "IpuError",
     "LoadedModel",
     "Location",
@@ -92,6 +94,7 @@ __all__ = [
     "for_loop",
     "free_rows",
     "identity_loss",
+    "inspect",
     "keyed_bernoulli",
     "keyed_dropout",
     "keyed_normal",
@@ -150,6 +153,7 @@ _NAMES_IN = {
     "ipu_dynamo.options": ("Location", "Locations", "Options", "StageSpec", "Strategy"),
     "ipu_dynamo.options.replica_groups": ("ReplicaGroups",),
     "ipu_dynamo.program.ir.clipping": ("ClipGlobalNorm", "ClipGradNorm", "ClipGradValue"),
+    "ipu_dynamo.inspection.inspection": ("Inspection", "inspect"),
     "ipu_dynamo.program_history": ("programs",),
     "ipu_dynamo.report.html_page": ("write_report",),
     "ipu_dynamo.report.trace": ("write_trace",),

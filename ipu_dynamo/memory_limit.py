@@ -5,8 +5,8 @@ is predicted, and `ipu_dynamo.machine` is not imported.
 """
 
 import os
-import warnings
 
+from ipu_dynamo import noted_warnings
 from ipu_dynamo.errors import OutOfMemory
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.ir.types import byte_text
@@ -39,7 +39,7 @@ def enforce_memory(program: Program, machine: str | None) -> None:
     low, central, high = map(byte_text, (verdict.tile.low, verdict.tile.central, verdict.tile.high))
     whole = ", ".join(map(byte_text, (ipu.total.low, ipu.total.central, ipu.total.high)))
     if verdict.word == "tight":
-        warnings.warn(
+        noted_warnings.warn(
             f"the program may not fit on {prediction.system}: the fullest tile of IPU "
             f"{verdict.ipu} needs {low} to {high}, and has {byte_text(verdict.limit)}",
             stacklevel=2,

@@ -7,7 +7,6 @@ number, an index or a NumPy array. Each is kept with its value and the line that
 
 import linecache
 import sys
-import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
+from ipu_dynamo import noted_warnings
 from ipu_dynamo.capture.private.tracing import (
     constant_value,
     is_fake,
@@ -112,7 +112,7 @@ def warn(outside: Sequence[OutsideTensor]) -> None:
     """Tell of each tensor once, with the line that read it first."""
     for one in outside:
         if one.is_news:
-            warnings.warn(
+            noted_warnings.warn(
                 f"{one} is neither an input, a parameter nor a buffer; its present value becomes a "
                 f"constant of the program\n  from: {one.where}",
                 stacklevel=2,

@@ -2,10 +2,11 @@
 
 import random
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from ipu_dynamo import noted_warnings
 
 
 def random_states() -> tuple[Any, ...]:
@@ -23,7 +24,7 @@ def draws_reported() -> Iterator[None]:
     before = random_states()
     yield
     if random_states() != before:
-        warnings.warn(
+        noted_warnings.warn(
             "forward draws random numbers of Python or NumPy, which become constants of the "
             "program: every call uses the numbers of this one; draw them with torch, or outside of "
             "the model and pass them as an input",

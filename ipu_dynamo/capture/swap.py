@@ -1,6 +1,5 @@
 """Put stand-ins in place of a module's tensors while its Python is traced, and take them out."""
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ipu_dynamo import noted_warnings
 from ipu_dynamo.capture.capture import Placeholder
 from ipu_dynamo.capture.outside import TensorAttribute
 from ipu_dynamo.capture.private.own_tensors import own_tensors_elsewhere
@@ -157,7 +157,7 @@ def restore_attributes(before: Sequence[tuple[str, dict[str, Any], dict[str, Any
                 held[name] = real_of(value)
             else:
                 full = f"{path}.{name}" if path else name
-                warnings.warn(
+                noted_warnings.warn(
                     f"forward keeps a tensor in {full}, where a program leaves no value: it is as "
                     f"before, and each call of the program finds it so\n  from: {origin_of(value)}"
                     f"\n  try:  return the tensor, or copy_ into a buffer",

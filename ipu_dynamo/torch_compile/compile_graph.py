@@ -3,7 +3,6 @@
 import inspect
 import logging
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any, Literal
 
 from torch import fx
 
-from ipu_dynamo import program_history
+from ipu_dynamo import noted_warnings, program_history
 from ipu_dynamo.capture.capture import STAGE, Placeholder
 from ipu_dynamo.capture.dynamo import describe_call, describe_graph, open_pass, specialise
 from ipu_dynamo.capture.private.aot import (
@@ -210,7 +209,7 @@ def _fall_back(
     if options.fallback == "error":
         raise error
     if options.fallback == "warn":
-        warnings.warn(f"PyTorch runs a graph itself: {error}", stacklevel=2)
+        noted_warnings.warn(f"PyTorch runs a graph itself: {error}", stacklevel=2)
     return plain.forward
 
 

@@ -15,13 +15,13 @@ from ipu_dynamo.capture.private.dynamo import skipped_frames
 from ipu_dynamo.capture.private.tracing import pytree
 from ipu_dynamo.capture.unplaceable import Unplaceable
 from ipu_dynamo.errors import OptionError, source_line
+from ipu_dynamo.inspection.inspection import Inspection, Setting
 from ipu_dynamo.passes.manager import PassRun, summary
 from ipu_dynamo.program import Decision, HostProgram, Program, Repeat
 from ipu_dynamo.runtime.engines.engines import ENGINE
 from ipu_dynamo.torch_compile.backend_options import BackendOptions
 from ipu_dynamo.torch_compile.compile_graph import GraphRecord, compile_readably
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
-from ipu_dynamo.whole_step.explanation import WholeStepExplanation
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +88,6 @@ class GraphExplanation:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """An option in force, and who set it."""
-
-    name: str
-    value: object
-    by: str
-
-    def __str__(self) -> str:
-        return f"{self.name} = {self.value!r}  ({self.by})"
-
-
-@dataclass(frozen=True, slots=True)
 class Explanation:
     """What became of a model; `str` makes a report of it.
 
@@ -142,7 +130,7 @@ class Explanation:
 
 
 @overload
-def explain(model: CompiledModel, *inputs: Any, **kwargs: Any) -> WholeStepExplanation: ...
+def explain(model: CompiledModel, *inputs: Any, **kwargs: Any) -> Inspection: ...
 
 
 @overload
@@ -159,11 +147,11 @@ def explain(
     *inputs: Any,
     options: BackendOptions | Mapping[str, Any] | None = None,
     **kwargs: Any,
-) -> Explanation | WholeStepExplanation:
+) -> Explanation | Inspection:
     """Compile `model` for these inputs and say what became of it.
 
     The model runs once. Its parameters and buffers, the inputs and torch's generator are as before
-    afterwards. What `compile_training` or `compile_inference` returned is compiled, and not run.
+    afterwards. Of what `compile_training` or `compile_inference` returned nothing runs.
 
     Args:
         model: a module or a function on tensors, or a `CompiledModel`, which has its own options.
@@ -176,9 +164,7 @@ def explain(
     if isinstance(model, CompiledModel):
         if options is not None:
             raise OptionError("the model is compiled with options of its own; leave options out")
-        if inputs or kwargs or not model.is_compiled:
-            model.compile(*inputs, **kwargs)
-        return model.explain()
+        return model.__ipu_explain__(inputs, kwargs)
     read = BackendOptions.read(options)
     records: list[GraphRecord] = []
 

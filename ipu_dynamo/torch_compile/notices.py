@@ -4,12 +4,12 @@ Of several ranks, rank 0 does.
 """
 
 import logging
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor, fx
 
+from ipu_dynamo import noted_warnings
 from ipu_dynamo.capture.dynamo import describe_inputs, last_block
 from ipu_dynamo.capture.private.dynamo import compile_count, errors_are_swallowed, recompile_limit
 from ipu_dynamo.rank_number import this_rank
@@ -56,14 +56,14 @@ def tell_of_break(gm: fx.GraphModule, markers: Sequence[fx.Node]) -> None:
         else ""
     )
     if "DDPOptimizer" in why:  # nothing of the user's is there
-        warnings.warn(
+        noted_warnings.warn(
             "DistributedDataParallel cuts the graph at its buckets, so that gradients are sent "
             f"while others are computed: each part is a program. {ends}"
             "torch._dynamo.config.optimize_ddp = False keeps the graph whole.",
             stacklevel=2,
         )
         return
-    warnings.warn(
+    noted_warnings.warn(
         f"PyTorch breaks the graph at {line} ({why}). What is there runs in plain PyTorch. {ends}"
         f"{captured}Compile with fullgraph=True to see the reason in full.",
         stacklevel=2,
@@ -100,7 +100,7 @@ def tell_of_swallowed_errors() -> None:
     """Warn that PyTorch is set to hide errors."""
     if errors_are_swallowed() and "suppress_errors" not in _said and not this_rank():
         _said.add("suppress_errors")
-        warnings.warn(
+        noted_warnings.warn(
             "torch._dynamo.config.suppress_errors is set: where ipu_dynamo raises an error, "
             "PyTorch hides it and runs the model itself",
             stacklevel=2,

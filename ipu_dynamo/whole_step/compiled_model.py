@@ -12,6 +12,9 @@ from ipu_dynamo.capture.private.tracing import unrecorded
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.capture.trace import Arguments, read_arguments
 from ipu_dynamo.errors import InputError, skipping_sources
+from ipu_dynamo.inspection.inspection import Inspection
+from ipu_dynamo.inspection.program_entry import HostEntry, ProgramEntry
+from ipu_dynamo.noted_warnings import noting
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.ops.private.thread_modes import KeptGradMode, recorded_casts_only
 from ipu_dynamo.options import Options
@@ -35,7 +38,7 @@ from ipu_dynamo.whole_step.compile_model import (
     Compiled,
 )
 from ipu_dynamo.whole_step.compiled_state import not_compiled
-from ipu_dynamo.whole_step.inspection import Inspection
+from ipu_dynamo.whole_step.inspection import CompiledMembers
 from ipu_dynamo.whole_step.lowering import LoweredModel, Lowering, model_name
 from ipu_dynamo.whole_step.optimizer.optimizer_checkpoints import NewestState
 from ipu_dynamo.whole_step.optimizer.optimizer_sync import (
@@ -85,7 +88,7 @@ class Resumed(Protocol):
         """
 
 
-class CompiledModel(Inspection, StepSettings, WeightExchange):
+class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
     """A model that runs as a program. Make it with `compile_training` or `compile_inference`.
 
     The first call compiles; the program is bound to the shapes, types and Python values of that
@@ -146,6 +149,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         self._unchanged: UnchangedModel | None = None
         self._anchored: dict[str, Tensor] = {}  # of the last complete call
         self._times = ""  # that compiling took
+        self._warned: tuple[str, ...] = ()  # by the last compilation
         self._state_to_write = False  # a write of the optimiser's state has begun, and not ended
         # Who has the newest state of the optimiser; None: it has no other steps than these.
         self.newest_state: NewestState | None = None
@@ -169,6 +173,10 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             self._link.forget()
         if self.newest_state is not None:
             self.newest_state.step = self
+
+    @property
+    def _name(self) -> str:
+        return model_name(self.model)
 
     @property
     def parts(self) -> Parts:
@@ -213,6 +221,22 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
         ):
             given = self._read(args, kwargs)
             return self._lowering().program_for(given, micro_batch=micro_batch)
+
+    def __ipu_explain__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inspection:
+        """What becomes of the model: of a compiled one what became of it, and else what would for
+        these arguments; then a program is made and thrown away, and no function is compiled."""
+        if self.is_compiled:
+            return self.__ipu_inspect__()
+        with (
+            compile_lock(),
+            torch.inference_mode(False),
+            compilation(model_name(self.model)) as times,
+            noting() as warned,
+            skipping_sources(self.options.skipped_sources),
+        ):
+            lowered = self._lowering().lower(self._read(args, kwargs)).compiled
+        entry = ProgramEntry(lowered.program, HostEntry.lowered(lowered.host))
+        return self._inspection((entry,), lowered.passes, warned, times())
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile for calls with arguments like these; they are not run."""
@@ -356,6 +380,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
             compile_lock() if transport is None else nullcontext(),
             torch.inference_mode(False),  # what is made outlives the call
             compilation(model_name(self.model)) as times,
+            noting() as warned,
             skipping_sources(self.options.skipped_sources),
         ):
             if self._link is not None:
@@ -367,7 +392,7 @@ class CompiledModel(Inspection, StepSettings, WeightExchange):
                 elif self._link.live and self._executable is not None:
                     self.read_optimizer_state()
             self._lowering().compile(given, partial(self._adopt, given))
-        self._times = times()
+        self._times, self._warned = times(), tuple(warned)
 
     def _lowering(self) -> Lowering:
         return Lowering(

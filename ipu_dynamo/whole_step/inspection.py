@@ -1,33 +1,80 @@
 """Say what a compiled model consists of, and what it did."""
 
+from collections.abc import Sequence
+
+from ipu_dynamo.inspection.inspection import Inspection
+from ipu_dynamo.inspection.program_entry import HostEntry, ProgramEntry
+from ipu_dynamo.inspection.remark import Remark
 from ipu_dynamo.options import Costs
+from ipu_dynamo.passes.manager import PassRun
 from ipu_dynamo.program.rank_plan import RankPlan
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.host_io.transfer_times import Transfers, transfers_of
 from ipu_dynamo.whole_step.anchored_values import ValueNames, value_names
 from ipu_dynamo.whole_step.compiled_state import CompiledState
-from ipu_dynamo.whole_step.explanation import WholeStepExplanation
+
+_OTHER_UPDATE = "this computer runs its update when the optimiser's numbers are those again"
 
 
-class Inspection(CompiledState):
+class CompiledMembers(CompiledState):
     """What can be looked at in a compiled model; nothing here changes it."""
 
+    training: bool
     _engine: Engine | None
     _times: str
+    _warned: tuple[str, ...]
+
+    @property
+    def _name(self) -> str:
+        """What the model is called."""
+        raise NotImplementedError
+
+    def __ipu_inspect__(self) -> Inspection:
+        """What became of the model; no program before it is compiled."""
+        if self._compiled is None or self._executable is None:
+            return self._inspection((), (), self._warned, "")
+        entry = ProgramEntry(self.program, HostEntry.of(self._executable))
+        others = (
+            ProgramEntry(program, absent={"host": _OTHER_UPDATE}) for program in self.variants
+        )
+        return self._inspection((entry, *others), self._compiled.passes, self._warned, self._times)
+
+    def _inspection(
+        self,
+        programs: tuple[ProgramEntry, ...],
+        passes: tuple[PassRun, ...],
+        warned: Sequence[str],
+        times: str,
+    ) -> Inspection:
+        loaded = {"passes": "the program was loaded, and a file keeps none"}
+        return Inspection(
+            f"{'training step' if self.training else 'inference'} of {self._name}",
+            programs=programs,
+            program=programs[0] if programs else None,
+            reasons=tuple(Remark("warning", text) for text in warned),
+            passes=(("the step", passes),) if passes else None,
+            times=times,
+            absent=loaded if programs and not passes else {},
+        )
+
+    def explain(self) -> Inspection:
+        """The same, once compiled.
+
+        Raises:
+            IpuError: it is not compiled yet.
+        """
+        self._ready()
+        return self.__ipu_inspect__()
+
+    def __repr__(self) -> str:
+        return repr(self.__ipu_inspect__())
 
     @property
     def costs(self) -> Costs:
         """Seconds of each operator, forward and backward, by which a strategy with `ipus` has cut
         the model; empty for any other."""
         return self._ready()[0].costs
-
-    def explain(self) -> WholeStepExplanation:
-        """What each pass did to the model, once compiled."""
-        compiled, _ = self._ready()
-        return WholeStepExplanation(
-            compiled.passes, compiled.program, compiled.host.decisions, self._times
-        )
 
     @property
     def schedule(self) -> Schedule:

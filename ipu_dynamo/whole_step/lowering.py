@@ -167,6 +167,11 @@ class Lowering:
         )
         return self._with_groups(making, self._read_groups())[0]
 
+    def lower(self, given: Arguments) -> LoweredModel:
+        """Make the program for a call with these arguments, and decide how this computer would run
+        all of it; no function is compiled."""
+        return self._lower(given, self.options)
+
     def compile(self, given: Arguments, adopt: Adopt) -> None:
         """Compile on this rank; with other ranks of a mesh all take the new program, or none.
 

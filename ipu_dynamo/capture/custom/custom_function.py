@@ -5,7 +5,6 @@ A trace records operators before autograd, so it would inline the forward of a
 `ipu::autograd_function`, which calls the real `apply` when the graph is differentiated.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 
+from ipu_dynamo import noted_warnings
 from ipu_dynamo.capture.custom.host_functions import on_host
 from ipu_dynamo.capture.custom.inner_gradients import record_gradients, record_hook
 from ipu_dynamo.capture.private.function_apply import apply_replaced
@@ -95,7 +95,7 @@ def _checkpointed(run_function: Callable[..., Any], _preserves: bool, *given: An
     """
     results = run_function(*given)
     if _needs_gradient(flatten(results)[0]) and not _needs_gradient(given):
-        warnings.warn(
+        noted_warnings.warn(
             f"no argument of this checkpoint needs a gradient, so that plain PyTorch would train "
             f"nothing within it ({called_from()}); the program trains it, as with "
             f"use_reentrant=False, which says the same to both",

@@ -50,6 +50,11 @@ def parameter_of(accumulator: str) -> str:
     return accumulator.removesuffix("..grad")
 
 
+def owner_of(name: str) -> str:
+    """The user's name that a name was made of; other names stay."""
+    return name if name.startswith(".") else name.partition("..")[0]
+
+
 def state(parameter: str, key: str) -> str:
     """The variable for the state `key` of an optimiser and one parameter."""
     return made_of(parameter, f"state.{key}" if _WORDS.fullmatch(key) else key)

@@ -60,6 +60,10 @@ class LoadedModel(CompiledModel):
         self._unchanged = UnchangedModel(_no_model)
         self._take(compiled, executable, engine, ExpectedArguments(arguments))
 
+    @property
+    def _name(self) -> str:
+        return "a saved model"
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call, as a `CompiledModel` does; with free `rows`, as many as there are rows."""
         return (self.rows or super().__call__)(*args, **kwargs)

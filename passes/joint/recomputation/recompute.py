@@ -17,12 +17,12 @@ Source   PopTorch user guide, "poptorch.recomputationCheckpoint" and pipelined e
          al., "Training Deep Nets with Sublinear Memory Cost" (2016).
 """
 
-import warnings
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from torch import fx
 
+from ipu_dynamo import noted_warnings
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.ops.graph_queries import owner
 from ipu_dynamo.ops.marks.markers import recomputation_checkpoint_op
@@ -176,7 +176,7 @@ def _within(capture: Joint, stages: range, open_: range, saved: set[fx.Node], bu
 
     kept = most(graph, open_, saved, needs, max(budget, needs(set())))
     if (least := needs(kept)) > budget:
-        warnings.warn(
+        noted_warnings.warn(
             f"recompute_budget is {budget} bytes, and a micro-batch needs {least} even if all that "
             f"can be is computed again",
             stacklevel=2,

@@ -9,10 +9,9 @@ Keeps    the graph.
 Source   PopTorch user guide, "Creating custom losses"; 3.4 recognises these torch losses.
 """
 
-import warnings
-
 from torch import fx
 
+from ipu_dynamo import noted_warnings
 from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.ops.aten import aten
@@ -102,7 +101,7 @@ class IdentityLoss(Pass):
                 id="loss",
             )
         if (result := past_the_loss(capture, final[0])) is not None:
-            warnings.warn(
+            noted_warnings.warn(
                 f"training minimises %{final[0].name} ({source_line(final[0])}), and not the "
                 f"returned %{result.name} ({source_line(result)}), which is computed from it; to "
                 f'minimise that, return identity_loss(value, "none") of it, or name it: loss=...',

@@ -1,0 +1,138 @@
+"""Show what became of a model: the same members for every way to compile one.
+
+seen = ipu_dynamo.inspect(step)
+print(seen)                  # the cut, schedules, decisions, reasons
+seen.program.schedule.svg()  # what each IPU does when
+seen.program.host.plan       # how this computer runs a step
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from ipu_dynamo.errors import InputError
+from ipu_dynamo.inspection.cut_table import CutTable
+from ipu_dynamo.inspection.program_entry import ProgramEntry
+from ipu_dynamo.inspection.remark import Remark
+from ipu_dynamo.passes.manager import PassRun, summary
+
+NOT_COMPILED = "not compiled yet; call it, or `explain(x, *inputs)`"
+_NO_PROGRAM = "nothing is compiled yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An option in force, and who set it."""
+
+    name: str
+    value: object
+    by: str
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.value!r}  ({self.by})"
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What became of a model; `str` makes a report of it.
+
+    Args:
+        title: what was looked at: `training step of Net`.
+        programs: every compiled program, in the order of their compilation.
+        program: the one of the last call; without a call the last that was compiled; None: there
+            is none yet.
+        reasons: warnings of compilations, graph breaks, and parts of the model in no program.
+        passes: what each pass did, in order, by the graph that it rewrote; None: see `absent`.
+        notes: more lines about the model, by their title.
+        settings: options in force, and who set them.
+        times: how long compiling took, part by part, and where the code of functions is from.
+        absent: why a member is None, by its name.
+    """
+
+    title: str
+    programs: tuple[ProgramEntry, ...] = ()
+    program: ProgramEntry | None = None
+    reasons: tuple[Remark, ...] = ()
+    passes: tuple[tuple[str, tuple[PassRun, ...]], ...] | None = None
+    notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    settings: tuple[Setting, ...] = ()
+    times: str = ""
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def cut(self) -> CutTable | None:
+        """The stages of `program`: IPU, layers, milliseconds, bytes, idle share."""
+        return None if self.program is None else self.program.cut
+
+    def why_absent(self, member: str) -> str:
+        """Why a member is None; empty if it is not."""
+        if getattr(self, member) is not None:
+            return ""
+        return self.absent.get(member) or (NOT_COMPILED if not self.programs else _NO_PROGRAM)
+
+    def __str__(self) -> str:
+        lines = [f"{self.title}: {self._state}"]
+        if self.times:
+            lines.append(f"compiled in {self.times}")
+        for entry in self.programs:
+            last = " (the last call)" if entry is self.program and len(self.programs) > 1 else ""
+            first, *rest = entry.lines()
+            lines += [f"{first}{last}", *rest]
+        for title, notes in self.notes.items():
+            lines += [f"{title}:", *(f"  {note}" for note in notes)]
+        if self.reasons:
+            lines += ["reasons:", *(f"  {reason}" for reason in self.reasons)]
+        if self.passes is not None:
+            lines += [f"passes of {kind}: {summary(runs)}" for kind, runs in self.passes if runs]
+        if self.settings:
+            lines += ["options:", *(f"  {setting}" for setting in self.settings)]
+        lines += [f"no {member}: {why}" for member, why in self.absent.items()]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<{self.title}: {self._state}>"
+
+    def _repr_html_(self) -> str:
+        parts = [f"<h3>{escape(self.title)}</h3><p>{escape(self._state)}</p>"]
+        if self.program is not None:
+            parts += [
+                self.program.cut._repr_html_(),
+                f"<h4>Schedule of the IPUs</h4>{self.program.schedule.svg()}",
+                f"<details><summary>program</summary><pre>{escape(self.program.text)}</pre>"
+                "</details>",
+            ]
+        parts.append(f"<details><summary>all</summary><pre>{escape(str(self))}</pre></details>")
+        return "\n".join(parts)
+
+    @property
+    def _state(self) -> str:
+        if not self.programs:
+            return "in no program" if self.reasons else NOT_COMPILED
+        count = len(self.programs)
+        if self.program is None or count > 1:
+            return f"{count} program{'s' * (count != 1)}"
+        return self.program.title.partition(": ")[2]
+
+
+def inspect(x: Any) -> Inspection:
+    """Say what became of a model, without compiling it, running a step, or drawing a number.
+
+    Args:
+        x: what `compile_training`, `compile_inference` or `load` returned.
+
+    Returns:
+        Its programs, cut and reasons. Without a program it says
+        "not compiled yet; call it, or `explain(x, *inputs)`".
+
+    Raises:
+        InputError: it is of no such kind.
+    """
+    give = getattr(type(x), "__ipu_inspect__", None)
+    if give is not None:
+        found: Inspection = give(x)
+        return found
+    raise InputError(
+        f"inspect takes a compiled model, and not a {type(x).__name__}",
+        hint="give what compile_training, compile_inference or load returned",
+    )

@@ -1,0 +1,166 @@
+"""Show one compiled program: what the IPUs do, and what this computer does for it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ipu_dynamo.inspection.cut_table import CutTable, cut_table
+from ipu_dynamo.program import Decision, HostProgram, Program
+from ipu_dynamo.program.host_plan import HostPlan
+from ipu_dynamo.program.schedule.pipeline_clock import Stash
+from ipu_dynamo.program.schedule.planning import schedule_of
+from ipu_dynamo.program.schedule.schedule import Schedule
+from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.runtime.execute.executable import Executable
+from ipu_dynamo.runtime.execute.timeline import Timeline
+
+_NOT_RECORDED = "no call was recorded"
+
+
+@dataclass(frozen=True)
+class HostEntry:
+    """What this computer does for a program.
+
+    It may differ from the IPUs: it keeps values that these compute again, joins a step and its
+    update, and has threads in place of IPUs.
+
+    Args:
+        program: the program, and what decides how it runs here; `program.runs` is what
+            micro-batches run.
+        schedule: what the threads of this computer do, in order; None: see `absent`.
+        absent: why a member is None, by its name.
+    """
+
+    program: HostProgram
+    schedule: Schedule | None
+    absent: Mapping[str, str] = field(default_factory=dict)
+    _plan: Callable[[], HostPlan] | None = field(default=None, repr=False)
+    _timeline: Callable[[], Timeline | None] | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, executable: Executable) -> "HostEntry":
+        """What runs a program of whole steps."""
+        fused = "the step is one function, which no schedule runs"
+        schedule = None if executable.fused else executable.schedule
+        return cls(
+            executable.host_program,
+            schedule,
+            {"timeline": _NOT_RECORDED, **({} if schedule else {"schedule": fused})},
+            lambda: executable.host_plan,
+            lambda: executable.timeline,
+        )
+
+    @classmethod
+    def lowered(cls, host: HostProgram) -> "HostEntry":
+        """What would run a program that is bound to nothing."""
+        only = "the program was lowered, and nothing is there that runs it"
+        return cls(host, None, dict.fromkeys(("schedule", "plan", "timeline"), only))
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """What was decided for this computer, each with its reason."""
+        return self.program.decisions if self.plan is None else self.plan.decisions
+
+    @property
+    def plan(self) -> HostPlan | None:
+        """How a step runs here, function by function; printed as text. None: see `absent`."""
+        return None if self._plan is None else self._plan()
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """When each task of the last recorded call ran; None: see `absent`."""
+        return None if self._timeline is None else self._timeline()
+
+    def __str__(self) -> str:
+        return str(self.plan or self.program)
+
+    def __repr__(self) -> str:
+        count = "no schedule" if self.schedule is None else f"{len(self.schedule.workers)} workers"
+        return f"<this computer's part of a {self.program.program.kind} program: {count}>"
+
+
+@dataclass(frozen=True)
+class ProgramEntry:
+    """One compiled program.
+
+    Args:
+        program: what every IPU does.
+        host: what this computer does for it; None: see `absent`.
+        absent: why a member is None, by its name.
+    """
+
+    program: Program
+    host: HostEntry | None = None
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The program as people read it, with the user's line of each operator."""
+        return str(self.program)
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """What each IPU of every replica does when; recomputation counts."""
+        return schedule_of(
+            self.program,
+            micro_batches=self.micro_batches,
+            replicas=self.program.replicas,
+            workers=None,
+        )
+
+    @property
+    def stash(self) -> tuple[Stash, ...]:
+        """For each stage of a training pipeline, what its IPU keeps for the backward pass."""
+        return self.program.stash
+
+    @property
+    def micro_batches(self) -> int:
+        """How many micro-batches a step has, on each replica."""
+        return sections(self.program).micro_batches
+
+    @cached_property
+    def cut(self) -> CutTable:
+        """What each stage consists of."""
+        timeline = None if self.host is None else self.host.timeline
+        return cut_table(self.program, self.schedule, timeline)
+
+    @property
+    def title(self) -> str:
+        """What it is, in a few words."""
+        program, count = self.program, self.micro_batches
+        parts = [_counted(program.num_stages, "stage") + " on " + _counted(program.num_ipus, "IPU")]
+        if count > 1:
+            parts.append(f"{count} micro-batches")
+        if program.replicas > 1:
+            parts.append(f"{program.replicas} replicas")
+        return f"{program.kind}: {', '.join(parts)}"
+
+    def lines(self) -> list[str]:
+        """A summary: the cut, and how the IPUs and this computer run it."""
+        lines = [f"program {self.title}", *(f"  {line}" for line in str(self.cut).splitlines())]
+        lines.append(f"  IPU: {_schedule_line(self.schedule)}")
+        lines += [f"  IPU: {stash}" for stash in self.stash]
+        if self.host is None:
+            return [*lines, f"  this computer: none: {self.absent.get('host', 'it is not bound')}"]
+        if self.host.schedule is None:
+            lines.append(f"  this computer: {self.host.absent['schedule']}")
+        else:
+            lines.append(f"  this computer: {_schedule_line(self.host.schedule)}")
+        lines += [f"  this computer: {decision}" for decision in self.host.decisions]
+        return lines
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def __repr__(self) -> str:
+        return f"<program {self.title}>"
+
+
+def _schedule_line(schedule: Schedule) -> str:
+    cycles = _counted(schedule.timed().cycles, "cycle")
+    rows = _counted(len(schedule.workers), "row")
+    return f"a step is {cycles} of {rows}, {schedule.idle:.0%} idle"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
