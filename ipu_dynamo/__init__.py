@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ipu_dynamo.options.loss_scaling import AutomaticLossScaling
     from ipu_dynamo.options.replica_groups import ReplicaGroups
     from ipu_dynamo.program import ClipGlobalNorm, ClipGradNorm, ClipGradValue
+    from ipu_dynamo.program.schedule.several_schedules import draw_schedules
     from ipu_dynamo.program_history import programs
     from ipu_dynamo.report.html_page import write_report
     from ipu_dynamo.report.trace import write_trace
@@ -90,6 +91,7 @@ __all__ = [
     "compile_training",
     "cond",
     "custom_operator",
+    "draw_schedules",
     "explain",
     "for_loop",
     "free_rows",
@@ -154,6 +156,7 @@ _NAMES_IN = {
     "ipu_dynamo.options.replica_groups": ("ReplicaGroups",),
     "ipu_dynamo.program.ir.clipping": ("ClipGlobalNorm", "ClipGradNorm", "ClipGradValue"),
     "ipu_dynamo.inspection.inspection": ("Inspection", "inspect"),
+    "ipu_dynamo.program.schedule.several_schedules": ("draw_schedules",),
     "ipu_dynamo.program_history": ("programs",),
     "ipu_dynamo.report.html_page": ("write_report",),
     "ipu_dynamo.report.trace": ("write_trace",),

@@ -1,7 +1,7 @@
 """Keep the programs that were compiled most recently, to be looked at, and trace each of them.
 
 PyTorch's structured trace gets `ipu_program`, `ipu_decisions` and `ipu_host_plan` of each program,
-and `ipu_schedule` of the programs of whole steps.
+and `ipu_schedule`, with a drawing of it, of the programs of whole steps.
 """
 
 from collections import deque
@@ -49,6 +49,7 @@ def remember(
     write_artifact("ipu_host_plan", "string", lambda: str(bound or write_level(host)))
     if schedule is not None:
         write_artifact("ipu_schedule", "string", lambda: str(schedule()))
+        write_artifact("ipu_schedule_drawn", "string", lambda: schedule().svg())
 
 
 def forget() -> None:

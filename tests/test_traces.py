@@ -117,13 +117,16 @@ def test_payloads_parse(artifacts):
                 assert Program.parse(text).text() == text
             case "ipu_schedule":
                 assert str(Schedule.parse(text)) == text
+            case "ipu_schedule_drawn":
+                (schedule,) = payloads(artifacts, "ipu_schedule")
+                assert Schedule.parse(schedule).svg() == text
             case "ipu_host_plan":
                 assert "\nrecipe " in text or text.startswith("host program: eager on cpu")
             case "graphs" if name != "ipu_captured_00_captured":  # it has functions of Python
                 assert write_level(parse_level(text)) == text
     assert kinds.pop("passes") >= 20
     each = dict.fromkeys(("ipu_program", "ipu_decisions", "ipu_host_plan"), 3)
-    assert kinds == {"graphs": 5, "ipu_schedule": 1, **each}
+    assert kinds == {"graphs": 5, "ipu_schedule": 1, "ipu_schedule_drawn": 1, **each}
 
 
 def test_differences_lead_from_the_first_graph_to_the_program(artifacts):

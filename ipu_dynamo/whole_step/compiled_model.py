@@ -468,7 +468,7 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
         remember(
             compiled.host,
             lambda: executable.host_plan,
-            lambda: executable.schedule_for(None),
+            lambda: executable.ipu_schedule,
         )
         warned = set() if self._inputs is None else self._inputs.warned
         self._inputs = CallInputs(compiled.program, compiled.input_names, self.options, warned)

@@ -80,10 +80,11 @@ class CompiledMembers(CompiledState):
     def schedule(self) -> Schedule:
         """What each IPU does when, once compiled: printed as text, drawn by its `svg()`.
 
-        It has a row for each IPU of every replica. `executable.schedule` is the one that the
-        threads of this computer follow; several IPUs may share one.
+        It has a row for each IPU of every replica, and repeats forward passes as the program says.
+        `executable.schedule` is the one that the threads of this computer follow; several IPUs may
+        share one, and values that are kept here are not repeated.
         """
-        return self.executable.schedule_for(None)
+        return self.executable.ipu_schedule
 
     @property
     def rank_plan(self) -> RankPlan | None:

@@ -235,25 +235,33 @@ class Executable:
         self._settle_alone()
         self.seed, self._first_step = seed, step - self._commit.steps
 
+    @property
+    def ipu_schedule(self) -> Schedule:
+        """What each IPU of every replica does when. An IPU repeats what this computer may keep."""
+        return self._scheduled(self.program, None)
+
     def schedule_for(self, workers: int | None, *, check: bool = False) -> Schedule:
         """How this many workers would run a step here; None is one for each IPU of every replica.
 
         Args:
             check: that they do not wait for ever, and compute what the program says.
         """
+        return self._scheduled(self._host.inlined, workers, check=check)
+
+    def _scheduled(self, program: Program, workers: int | None, *, check: bool = False) -> Schedule:
         host = self._host
         own, first, ipus = self.replicas.own, self.replicas.own.start, host.ipus
         exchange = host.share is not None and self._exchanges_in_loop
         planned = self.replicas.count if exchange else len(own)
         schedule = schedule_of(
-            host.inlined,
+            program,
             micro_batches=self._per_round,
             replicas=planned,
             workers=workers,
             share=host.share,
         )
         if check and len(schedule.workers) > 1:  # one worker alone never waits
-            schedule.check(host.inlined, replicas=planned)
+            schedule.check(program, replicas=planned)
         if host.share is None:
             return schedule
         return (

@@ -5,6 +5,7 @@ pipeline.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
 
@@ -25,7 +26,7 @@ from ipu_dynamo.program.schedule.dependencies import (
     changes_between_calls,
     dependencies,
 )
-from ipu_dynamo.program.schedule.estimated_times import on_cpu
+from ipu_dynamo.program.schedule.estimated_times import on_cpu, repeating_passes
 from ipu_dynamo.program.schedule.phased_schedule import alternating
 from ipu_dynamo.program.schedule.pipeline_clock import slots, slots_left
 from ipu_dynamo.program.schedule.schedule import Schedule
@@ -59,6 +60,17 @@ def schedule_of(
         share: plan for ranks, one of which has this share. Replicas are those of one row of ranks
             if they exchange nothing within micro-batches, else all.
     """
+    schedule = _plan(program, micro_batches, replicas, workers, share)
+    repeats = repeating_passes(program)
+    passes = (
+        replace(one, repeats=again) for one, again in zip(schedule.passes, repeats, strict=True)
+    )
+    return replace(schedule, passes=tuple(passes))
+
+
+def _plan(
+    program: Program, micro_batches: int, replicas: int, workers: int | None, share: Share | None
+) -> Schedule:
     loop = sections(program).loop
     calls, exchanges = calls_of_passes(loop), exchanges_of_passes(loop)
     one_by_one = partial(

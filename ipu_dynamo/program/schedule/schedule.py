@@ -15,7 +15,7 @@ from ipu_dynamo.program.schedule.actions import (
     Transfer,
 )
 from ipu_dynamo.program.schedule.check_schedule import check
-from ipu_dynamo.program.schedule.drawing import draw
+from ipu_dynamo.program.schedule.drawing import Picture, draw
 from ipu_dynamo.program.schedule.schedule_text import LETTERS, read_schedule, write_schedule
 from ipu_dynamo.program.schedule.stage_passes import StagePass
 from ipu_dynamo.program.schedule.timing import timed
@@ -196,6 +196,11 @@ class Schedule:
         """
         return timed(self, lengths, delays)
 
-    def svg(self) -> str:
-        """A drawing: a row per worker, a column per cycle, a box per pass; self-contained."""
-        return draw(self)
+    def svg(self, *, cycles: bool = False) -> Picture:
+        """Draw the schedule: a row per worker, a box per pass, whose width is its time.
+
+        Args:
+            cycles: draw the schedule's own cycles: those of the lock-step, or the times that
+                `timed` was given. Without it, times are those of `timed()`.
+        """
+        return draw(self, cycles=cycles)

@@ -32,7 +32,8 @@ _ORDER = "order only"  # of a transfer without values
 _NAME = r"\d+(?:FB|F|B|W)b*"  # of a pass
 _HEAD = "schedule of {} passes on {} workers"
 _WORD = r'(?:[\w.]+|"(?:[^"\\]|\\.)*")'  # what the program calls a function or a value
-_PASS = re.compile(rf"({_NAME}): @({_WORD}) on ipu(\d+)  #(?: (.*))?", re.ASCII)
+_REPEATS = ", repeats its forward pass"
+_PASS = re.compile(rf"({_NAME}): @({_WORD}) on ipu(\d+)({_REPEATS})?  #(?: (.*))?", re.ASCII)
 _TRANSFER = re.compile(rf"({_NAME})>({_NAME}): (.+)", re.ASCII)
 _WORKER = re.compile(r"worker (\d+):(.*)", re.ASCII)
 _VALUES = re.compile(rf"%{_WORD}(?:, %{_WORD})*", re.ASCII)
@@ -51,7 +52,8 @@ def write_schedule(schedule: "Schedule") -> str:
     names = schedule.names
     lines = [_HEAD.format(len(names), len(schedule.workers))]
     for name, of in zip(names, schedule.passes, strict=True):
-        lines.append(f"  {name}: @{_word(of.function)} on ipu{of.ipu}  # {of.source}".rstrip())
+        what = f"@{_word(of.function)} on ipu{of.ipu}{_REPEATS if of.repeats else ''}"
+        lines.append(f"  {name}: {what}  # {of.source}".rstrip())
     for transfer in schedule.transfers:
         values = ", ".join(f"%{_word(value)}" for value in transfer.values) or _ORDER
         lines.append(f"  {names[transfer.source]}>{names[transfer.target]}: {values}")
@@ -162,15 +164,14 @@ class _Reader:
         elif self.transfers:
             raise ValueError("expected 'SOURCE>TARGET: VALUES' or 'worker NUMBER: ACTIONS'")
         elif (match := _PASS.fullmatch(line.text)) is not None:
-            name, function, ipu, source_line = match.groups()
+            name, function, ipu, repeats, source_line = match.groups()
             if name in self.names:
                 raise ValueError("expected each pass once")
             self.names[name] = len(self.passes)
             stage, letters = re.findall(r"[0-9]+|[A-Z]+", name)
             direction = _DIRECTIONS[letters]
-            self.passes.append(
-                StagePass(_name(function), int(ipu), int(stage), direction, source_line or "")
-            )
+            place, again = (int(ipu), int(stage), direction), repeats is not None
+            self.passes.append(StagePass(_name(function), *place, source_line or "", again))
         else:
             raise ValueError(
                 "expected 'PASS: @FUNCTION on ipuNUMBER  # SOURCE', as '0F: @forward0'"

@@ -26,6 +26,7 @@ class StagePass:
 
     Args:
         source: first line of the user's model that it computes.
+        repeats: it computes at least half of its stage's forward pass again.
     """
 
     function: str
@@ -33,10 +34,11 @@ class StagePass:
     stage: int
     direction: Direction
     source: str
+    repeats: bool = False
 
     @classmethod
     def of(cls, call: Call) -> Self:
-        """The pass of a call, or of a pass as if it were one."""
+        """The pass of a call, or of a pass as if it were one, without repetitions."""
         return cls(call.function, call.ipu, call.stage, call.direction, call.source)
 
 

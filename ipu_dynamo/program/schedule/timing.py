@@ -32,10 +32,11 @@ def timed(
 
     Args:
         lengths: of each pass. None: a cycle for the forward pass, one for the gradients of inputs,
-            and one for those of weights, as far as a pass computes them.
+            and one for those of weights, as far as a pass computes them. A pass that repeats its
+            forward pass takes one more.
         delays: from the end of a pass until a transfer has arrived, by transfer; None: 0.
     """
-    lengths = _lengths(schedule.passes) if lengths is None else lengths
+    lengths = lengths_of(schedule.passes) if lengths is None else lengths
     delays = [0] * len(schedule.transfers) if delays is None else delays
     sent: dict[tuple[int, int, int], int] = {}
     own = {
@@ -69,10 +70,10 @@ def timed(
     return replace(schedule, workers=tuple(map(tuple, placed)))
 
 
-def _lengths(passes: Sequence[StagePass]) -> list[int]:
+def lengths_of(passes: Sequence[StagePass]) -> list[int]:
     """Cycles of every pass; without the weight gradients where they are a pass of their own."""
     split = {one.stage for one in passes if one.direction == "weights"}
     return [
-        _PASSES[one.direction] - ("backward" in one.direction and one.stage in split)
+        _PASSES[one.direction] - ("backward" in one.direction and one.stage in split) + one.repeats
         for one in passes
     ]
