@@ -1,71 +1,47 @@
-"""Say what a compilation is doing, to whoever watches, and in the log how long it took."""
+"""Say what a job does that takes long, and at its end how long everything took.
+
+A job (`job`, `compilation`) and its steps (`begin`) know no terminal: a `Watcher` shows them.
+"""
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Protocol
+
+from ipu_dynamo.rank_number import this_rank
+from ipu_dynamo.watcher import ONE, Doing, Watcher
 
 log = logging.getLogger(__name__)
-_ONE = {"passes": "pass", "functions": "function"}
+PROGRESS = "IPU_DYNAMO_PROGRESS"  # environment variable: 0 shows nothing
 
-
-@dataclass(frozen=True, slots=True)
-class Doing:
-    """What is being done now, printed as `tracing` or `function 3 of 8`.
-
-    Args:
-        what: "tracing", "measuring", "passes", "functions" or "compiler".
-        number: which of them, counted from 1; 0 where they are not counted.
-        count: how many there are.
-    """
-
-    what: str
-    number: int = 0
-    count: int = 0
-
-    def __str__(self) -> str:
-        if not self.number:
-            return self.what
-        return f"{_ONE[self.what]} {self.number} of {self.count}"
-
-
-class Watcher(Protocol):
-    """Who wants to know what a compilation does."""
-
-    def begins(self, doing: Doing) -> None:
-        """Something begins, and what was done before is over."""
-
-    def is_done(self, times: str) -> None:
-        """The compilation is complete.
-
-        Args:
-            times: all of it and its parts, as `3.2 s: tracing 0.4 s, 8 functions 2.8 s`.
-        """
-
-
-_watcher: ContextVar[Watcher | None] = ContextVar("ipu_dynamo_watcher", default=None)
+_new_watcher: ContextVar[Callable[[], Watcher] | None] = ContextVar(
+    "ipu_dynamo_watcher", default=Watcher
+)
 
 
 @contextmanager
-def watched_by(watcher: Watcher) -> Iterator[None]:
-    """Let `watcher` know what compilations in this block do."""
-    token = _watcher.set(watcher)
+def watched_by(new_watcher: Callable[[], Watcher] | None) -> Iterator[None]:
+    """Let a new watcher show each job of this block; with None nothing does."""
+    token = _new_watcher.set(new_watcher)
     try:
         yield
     finally:
-        _watcher.reset(token)
+        _new_watcher.reset(token)
 
 
 @dataclass
-class _Compilation:
-    """The times of one compilation: the `seconds` of all that is over, by what it was, and how many
-    there were."""
+class _Job:
+    """A job and its times: the `seconds` of all steps that are over, by their kinds, and how many
+    there were. A job within another one takes its steps for both."""
 
-    begun: float = field(default_factory=perf_counter)
+    outer: "_Job | None"
+    watcher: Watcher | None
+    clock: Callable[[], float]
+    begun: float = field(init=False)
     now: Doing | None = None
     since: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
@@ -73,21 +49,35 @@ class _Compilation:
     origins: Counter[str] = field(default_factory=Counter)
     text: str = ""
 
-    def turn_to(self, doing: Doing | None) -> None:
-        time, over = perf_counter(), self.now
-        if over is not None:
-            self.seconds[over.what] = self.seconds.get(over.what, 0.0) + time - self.since
-        if doing is not None and doing.number <= 1:
+    def __post_init__(self) -> None:
+        self.begun = self.clock()
+
+    def turn_to(self, doing: Doing | None, *, again: bool = False) -> None:
+        """Begin a step here and in all jobs around; it is there already if it goes on `again`."""
+        time = self.clock()
+        self._take_time(time)
+        if doing is not None and doing.number <= 1 and not again:
             self.counts[doing.what] = self.counts.get(doing.what, 0) + doing.count
         self.now, self.since = doing, time
+        if self.watcher is not None:
+            self.watcher.begins(doing)
+        if self.outer is not None:
+            self.outer.turn_to(doing, again=again)
 
-    def times(self) -> str:
-        total = f"{perf_counter() - self.begun:.1f} s"
+    def _take_time(self, time: float) -> None:
+        if self.now is not None:
+            what = self.now.what
+            self.seconds[what] = self.seconds.get(what, 0.0) + time - self.since
+
+    def end(self) -> None:
+        """Take the times of all."""
+        self._take_time(self.clock())
+        total = f"{self.clock() - self.begun:.1f} s"
         parts = [
             f"{self._counted(what)} {time:.1f} s{self._from_where(what)}"
             for what, time in self.seconds.items()
         ]
-        return f"{total}: {', '.join(parts)}" if parts else total
+        self.text = f"{total}: {', '.join(parts)}" if parts else total
 
     def _from_where(self, what: str) -> str:
         if what != "functions" or not self.origins:
@@ -95,47 +85,74 @@ class _Compilation:
         return f" ({', '.join(f'{count} from {where}' for where, count in self.origins.items())})"
 
     def _counted(self, what: str) -> str:
-        count = self.counts[what]
-        return f"{count} {_ONE[what] if count == 1 else what}" if count else what
+        count = self.counts.get(what, 0)
+        return f"{count} {ONE[what] if count == 1 else what}" if count else what
 
 
-_current: ContextVar[_Compilation | None] = ContextVar("ipu_dynamo_compilation", default=None)
+_current: ContextVar[_Job | None] = ContextVar("ipu_dynamo_job", default=None)
 
 
 @contextmanager
-def compilation(name: str) -> Iterator[Callable[[], str]]:
-    """Take the times of a compilation, and tell them at its end.
+def job(
+    title: str, *, show: bool = True, then: str = "", at_once: bool = False
+) -> Iterator[Callable[[], str]]:
+    """Take the times of a job, and show what it does if it takes long, on rank 0 of several.
+
+    A job within another one is a part of that: the outermost one decides what is shown.
+
+    Args:
+        title: what is done, as "compiling Net".
+        show: whether the user wants to see it; IPU_DYNAMO_PROGRESS=0 shows nothing, either.
+        then: the kind of its own steps, which come behind a compilation.
+        at_once: show a bar from the beginning, and say in any case when it is over.
+
+    Returns:
+        What gives the times, once the block has ended: `3.2 s: tracing 0.4 s, 8 functions 2.8 s`.
+    """
+    outer, watcher = _current.get(), None
+    if outer is None and show and os.environ.get(PROGRESS) != "0" and not this_rank():
+        new_watcher = _new_watcher.get()
+        watcher = None if new_watcher is None else new_watcher()
+    clock = watcher.clock if watcher else outer.clock if outer else perf_counter
+    current = _Job(outer, watcher, clock)
+    before = outer.now if outer is not None else None
+    token, times = _current.set(current), None
+    try:
+        if watcher is not None:
+            watcher.opens(title, then=then, at_once=at_once)
+        yield lambda: current.text
+        current.end()
+        times = current.text
+    finally:
+        _current.reset(token)
+        if outer is not None:
+            outer.turn_to(before, again=True)
+        if watcher is not None:
+            watcher.ends(times)
+
+
+@contextmanager
+def compilation(name: str, *, show: bool = True) -> Iterator[Callable[[], str]]:
+    """Take the times of a compilation as a job, and tell them in the log at its end.
 
     Args:
         name: of what is compiled.
-
-    Returns:
-        What gives these times, once the block has ended.
+        show: as for `job`.
     """
-    current = _Compilation()
-    token = _current.set(current)
-    try:
-        yield lambda: current.text
-    finally:
-        _current.reset(token)
-    current.turn_to(None)
-    current.text = times = current.times()
-    log.info("compiled %s in %s", name, times)
-    if (watcher := _watcher.get()) is not None:
-        watcher.is_done(times)
+    with job(f"compiling {name}", show=show) as times:
+        yield times
+    log.info("compiled %s in %s", name, times())
 
 
 def code_comes_from(origin: str) -> None:
     """Say where the code of a function is from: "memory", "disk", or "compiler"."""
-    if (current := _current.get()) is not None:
+    current = _current.get()
+    while current is not None:
         current.origins[f"the {origin}" if origin == "compiler" else origin] += 1
+        current = current.outer
 
 
 def begin(what: str, number: int = 0, count: int = 0) -> None:
-    """Say what the compilation that runs in this thread, if there is one, does from now on."""
-    if (current := _current.get()) is None:
-        return
-    doing = Doing(what, number, count)
-    current.turn_to(doing)
-    if (watcher := _watcher.get()) is not None:
-        watcher.begins(doing)
+    """Say what the job that runs in this thread, if there is one, does from now on."""
+    if (current := _current.get()) is not None:
+        current.turn_to(Doing(what, number, count))

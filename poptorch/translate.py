@@ -124,6 +124,7 @@ def core_options(
         floating_point_exceptions=settings.get("enableFloatingPointChecks", False),
         devices=_devices(),
         enforce_memory="" if ALLOW_OUT_OF_MEMORY in switched_on(options) else None,
+        progress=options._show_progress_bar,
         program_cache=settings.get("cachePath") if settings.get("enableEngineCaching") else None,
         program_cache_limit=settings.get("cacheSizeLimit", core.Options().program_cache_limit),
         seed=options.random_seed if options.exists("random_seed") else None,

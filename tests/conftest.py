@@ -22,6 +22,7 @@ IN_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(ROOT / "build" / "inductor"))
 os.environ.setdefault("IPU_DYNAMO_CACHE_DIR", str(ROOT / "build" / "stages"))
 os.environ.setdefault("IPU_DYNAMO_HEADER_DIR", str(ROOT / "build" / "headers"))
+os.environ.setdefault("IPU_DYNAMO_PROGRESS", "0")  # tests compare what is written to stderr
 if IN_WORKER:
     torch.set_num_threads(1)  # the workers share the cores; so do the pools that Inductor starts
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")

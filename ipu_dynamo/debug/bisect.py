@@ -52,7 +52,9 @@ from ipu_dynamo.passes.pipeline import (
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.ir.made_names import is_made
 from ipu_dynamo.program.random_keys import random_keys
+from ipu_dynamo.progress import begin, job
 from ipu_dynamo.runtime.engines.engines import make_engine
+from ipu_dynamo.whole_step.lowering import model_name
 
 REPRO = "bisect_repro.py"
 
@@ -130,8 +132,9 @@ def bisect(
             "model with the slices of one group"
         )
     arguments = read_arguments(model, inputs, kwargs or {})
-    search = _Search(model, arguments, rtol, training, loss, chosen)
-    found = search.find()
+    with job(f"bisecting {model_name(model)}", show=chosen.progress, then="comparisons"):
+        begin("tracing")
+        found = _Search(model, arguments, rtol, training, loss, chosen).find()
     if found is None:
         return None
     difference, shown = found
@@ -187,7 +190,9 @@ class _Search:
         values = compute(self.snapshots[0], self.given)
         if found := self._trace(values):
             return found
-        for before, after in pairwise(self.snapshots):
+        count = len(self.snapshots) - 1
+        for number, (before, after) in enumerate(pairwise(self.snapshots), 1):
+            begin("comparisons", number, count)
             new = compute(after, self.given)
             wrong = mismatch(before, values, after, new, self.rtol)
             if wrong is not None:

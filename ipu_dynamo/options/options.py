@@ -65,6 +65,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "side_by_side": (bool, type(None)),
     "program_cache": (str, type(None)),
     "enforce_memory": (str, type(None)),
+    "progress": bool,
     "without": Sequence,
     "force": Mapping,
     "skipped_sources": (Sequence, type(None)),
@@ -180,6 +181,9 @@ class Options:
             is an error, by the prediction of a model, and one that may not fit a warning. None is
             what the environment variable IPU_DYNAMO_ENFORCE_MEMORY names, else, and with an
             empty name, nothing is predicted.
+        progress: show on stderr what a compilation does, once it has taken three seconds; of
+            several ranks, on rank 0. False, or the environment variable IPU_DYNAMO_PROGRESS=0,
+            shows nothing.
         seed: of the random numbers; None takes one from torch's generator when compiling. A
             program's numbers depend on the seed, the call, the micro-batch and the replica only.
         mesh: the ranks of torch.distributed that run the program together: a DeviceMesh of device
@@ -236,6 +240,7 @@ class Options:
     program_cache_limit: int = 1 << 32
     check_compiled: Check = "auto"
     enforce_memory: str | None = None
+    progress: bool = True
     seed: int | None = None
     mesh: "DeviceMesh | None" = None
 

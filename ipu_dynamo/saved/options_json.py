@@ -12,7 +12,14 @@ from ipu_dynamo.saved.json_text import expect
 from ipu_dynamo.saved.refusal import Reason, SavedProgramError
 
 # of the process that saves
-_HERE = {"program_cache", "program_cache_limit", "check_compiled", "enforce_memory", "mesh"}
+_HERE = {
+    "program_cache",
+    "program_cache_limit",
+    "check_compiled",
+    "enforce_memory",
+    "progress",
+    "mesh",
+}
 _STAGE = {"blocks", "ipu"}  # its fields
 
 

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from ipu_dynamo.options import Options
+from ipu_dynamo.progress import begin, job
 from ipu_dynamo.testing.private.testing_names import pytree
 from ipu_dynamo.testing.reference import Loss, Reference, named_tensors
 from ipu_dynamo.whole_step.api import compile_inference, compile_training
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from ipu_dynamo.whole_step.lowering import model_name
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 Call = Sequence[Any] | Mapping[str, Any] | Tensor
@@ -177,29 +179,33 @@ def _compare(
 ) -> None:
     """Call both on copies of the same arguments, and compare all that they leave behind."""
     calls = list(data)
-    for number, call in enumerate(islice(cycle(calls), len(calls) if steps is None else steps)):
-        (our_args, our_kwargs), (their_args, their_kwargs) = _arguments(call), _arguments(call)
-        ours = compiled(*our_args, **our_kwargs)
-        once = [output for output in compiled.program.outputs if output.returns == "once"]
-        reference.once = frozenset(int(output.name) for output in once)
-        theirs = reference(*their_args, **their_kwargs)
-        assert isinstance(compiled.model, nn.Module)
-        pairs: list[tuple[str, Any, Any]] = [
-            ("returned value", ours, theirs),
-            ("argument", (our_args, our_kwargs), (their_args, their_kwargs)),
-            ("model", named_tensors(compiled.model), named_tensors(reference.model)),
-        ]
-        if states is not None:
-            pairs.append(("optimizer", *states()))
-        for what, actual, expected in pairs:
-            assert_close(
-                actual,
-                expected,
-                f"call {number}, {what}",
-                rtol=rtol,
-                atol=atol,
-                same_dtype=not compiled.options.narrow,
-            )
+    count = len(calls) if steps is None else steps
+    title = f"comparing {model_name(compiled.model)} with plain PyTorch"
+    with job(title, show=compiled.options.progress, then="calls"):
+        for number, call in enumerate(islice(cycle(calls), count)):
+            begin("calls", number + 1, count)
+            (our_args, our_kwargs), (their_args, their_kwargs) = _arguments(call), _arguments(call)
+            ours = compiled(*our_args, **our_kwargs)
+            once = [output for output in compiled.program.outputs if output.returns == "once"]
+            reference.once = frozenset(int(output.name) for output in once)
+            theirs = reference(*their_args, **their_kwargs)
+            assert isinstance(compiled.model, nn.Module)
+            pairs: list[tuple[str, Any, Any]] = [
+                ("returned value", ours, theirs),
+                ("argument", (our_args, our_kwargs), (their_args, their_kwargs)),
+                ("model", named_tensors(compiled.model), named_tensors(reference.model)),
+            ]
+            if states is not None:
+                pairs.append(("optimizer", *states()))
+            for what, actual, expected in pairs:
+                assert_close(
+                    actual,
+                    expected,
+                    f"call {number}, {what}",
+                    rtol=rtol,
+                    atol=atol,
+                    same_dtype=not compiled.options.narrow,
+                )
 
 
 def _arguments(call: Call) -> tuple[list[Any], dict[str, Any]]:

@@ -44,6 +44,7 @@ class BackendOptions:
         force: decisions of host passes, as in `ipu_dynamo.Options`.
         check_compiled: as in `ipu_dynamo.Options`.
         enforce_memory: as in `ipu_dynamo.Options`, for each program by itself.
+        progress: as in `ipu_dynamo.Options`.
 
     Raises:
         OptionError: for a value that an option cannot have.
@@ -61,6 +62,7 @@ class BackendOptions:
     force: Mapping[str, Choice] = field(default_factory=dict, hash=False)
     check_compiled: Check = "auto"
     enforce_memory: str | None = None
+    progress: bool = True
 
     def __post_init__(self) -> None:
         check_choice("fallback", self.fallback, ("error", "warn", "allow"))
@@ -119,6 +121,7 @@ class BackendOptions:
             force=self.force,
             check_compiled=self.check_compiled,
             enforce_memory=self.enforce_memory,
+            progress=self.progress,
         )
 
     @classmethod

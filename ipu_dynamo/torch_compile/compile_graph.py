@@ -24,7 +24,7 @@ from ipu_dynamo.capture.private.aot import (
 )
 from ipu_dynamo.capture.private.dynamo import RestartAnalysis
 from ipu_dynamo.capture.unplaceable import Unplaceable, UnplaceableError, find
-from ipu_dynamo.errors import CompileError
+from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.memory_limit import enforce_memory
 from ipu_dynamo.ops.marks.markers import begin_block
 from ipu_dynamo.ops.private.locks import compile_lock
@@ -50,6 +50,7 @@ from ipu_dynamo.passes.pipeline import (
 )
 from ipu_dynamo.passes.traced.stages.read_block_markers import markers_of
 from ipu_dynamo.program import HostProgram, Program
+from ipu_dynamo.progress import begin, job
 from ipu_dynamo.runtime.engines.engines import Engine, make_engine
 from ipu_dynamo.runtime.execute.reentrant import Boxed, bind
 from ipu_dynamo.torch_compile import notices
@@ -136,7 +137,8 @@ def _compile_graph(
             "PyTorch asks for its own cache of compiled passes, which does not know stages",
             hint="leave out aot_compile and torch._functorch.config.force_autograd_cache",
         )
-    with compile_lock():  # Dynamo holds it, other callers of a backend may not
+    # Dynamo holds it, other callers of a backend may not
+    with compile_lock(), job(_title(gm), show=options.progress):
         return _compile_alone(gm, examples, options, GraphRecord() if record is None else record)
 
 
@@ -175,6 +177,7 @@ def _compile_alone(
         micro_batches=MicroBatches(options, engine) if options.micro_batches > 1 else None,
         record=record,
     )
+    begin("tracing")
     try:
         run = compile_passes(
             gm,
@@ -275,7 +278,8 @@ class _GraphPrograms:
         allow_retain_graph()
         if kind != "backward":
             self.changed = places_of_changed(graph.graph)
-        with outside_tracing():
+        title = f"compiling the {kind} pass"  # by itself if autograd asks for it later
+        with job(title, show=self.options.progress), outside_tracing():
             descriptions = graph.graph.output_node().meta.get(DESC, ())
             alone = None if kind == "inference" else kind
             core = self.options.core()
@@ -310,6 +314,14 @@ class _GraphPrograms:
         if self.late and kind != "backward":
             boxed = making_results(boxed, self.late)
         return taking_list(boxed)
+
+
+def _title(gm: fx.GraphModule) -> str:
+    """What is compiled, by its first line."""
+    for node in gm.graph.nodes:
+        if node.op.startswith("call") and (line := source_line(node)) != "unknown source":
+            return f"compiling {line.partition(': ')[0]}"
+    return "compiling a graph"
 
 
 def _block_names(gm: fx.GraphModule) -> dict[fx.Node, str]:

@@ -18,10 +18,12 @@ from ipu_dynamo.errors import OptionError, source_line
 from ipu_dynamo.inspection.inspection import Inspection, Setting
 from ipu_dynamo.passes.manager import PassRun, summary
 from ipu_dynamo.program import Decision, HostProgram, Program, Repeat
+from ipu_dynamo.progress import begin, job
 from ipu_dynamo.runtime.engines.engines import ENGINE
 from ipu_dynamo.torch_compile.backend_options import BackendOptions
 from ipu_dynamo.torch_compile.compile_graph import GraphRecord, compile_readably
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
+from ipu_dynamo.whole_step.lowering import model_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,19 @@ def explain(
             raise OptionError("the model is compiled with options of its own; leave options out")
         return model.__ipu_explain__(inputs, kwargs)
     read = BackendOptions.read(options)
+    with job(f"explaining {model_name(model)}", show=read.progress):
+        begin("tracing")
+        return _explained(model, inputs, kwargs, options, read)
+
+
+def _explained(
+    model: Callable[..., Any],
+    inputs: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: BackendOptions | Mapping[str, Any] | None,
+    read: BackendOptions,
+) -> Explanation:
+    """What became of a model; arguments as in `explain`."""
     records: list[GraphRecord] = []
 
     def backend(gm: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:

@@ -230,7 +230,7 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
         with (
             compile_lock(),
             torch.inference_mode(False),
-            compilation(model_name(self.model)) as times,
+            compilation(model_name(self.model), show=self.options.progress) as times,
             noting() as warned,
             skipping_sources(self.options.skipped_sources),
         ):
@@ -379,7 +379,7 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
         with (
             compile_lock() if transport is None else nullcontext(),
             torch.inference_mode(False),  # what is made outlives the call
-            compilation(model_name(self.model)) as times,
+            compilation(model_name(self.model), show=self.options.progress) as times,
             noting() as warned,
             skipping_sources(self.options.skipped_sources),
         ):

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ipu_dynamo.ops.private.locks import compile_lock
+from ipu_dynamo.progress import job
 from ipu_dynamo.runtime.execute.host_io.transfer_times import TransferTimes
 from ipu_dynamo.whole_step.cache.ready_made import ReadyMade
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
@@ -26,7 +27,6 @@ from poptorch.executor.replica_grouping import Grouping, groups_of_model, slices
 from poptorch.executor.traced_model import TracedModel
 from poptorch.host_weights import HostWeights
 from poptorch.options import check_session
-from poptorch.progress import compilation_bar
 from poptorch.tracebacks import ShortTracebacks
 from poptorch.translate import batching_factors, core_options
 from poptorch.weights import DeviceWeights
@@ -69,7 +69,7 @@ class Compilation(DeviceWeights, ExecutorInspection, Predictions):
             with (
                 ShortTracebacks(),
                 self._attaching(),
-                compilation_bar(show=self._options._show_progress_bar),
+                job("Graph compilation", show=self._options._show_progress_bar, at_once=True),
                 core_errors(f"compiling {self._name()}", self._options),
             ):
                 anchors = self._read_anchors(self._options, adapter, named)

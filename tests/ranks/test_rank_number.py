@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-import poptorch.progress
 from ipu_dynamo import Options, compile_inference
+from ipu_dynamo.progress import PROGRESS, job
 from ipu_dynamo.rank_number import ranks, this_rank
 from ipu_dynamo.torch_compile import notices
 from ipu_dynamo.tune import artifact_store
@@ -50,6 +50,8 @@ def test_log_records_of_other_ranks_than_0_begin_with_their_number(rank, caplog,
 
 
 def test_rank_0_alone_shows_bars_and_notices(monkeypatch, caplog, capsys):
+    monkeypatch.delenv(PROGRESS, raising=False)
+
     def shown(rank):
         monkeypatch.setenv("RANK", rank)
         artifact_store._warn_once.cache_clear()
@@ -60,11 +62,11 @@ def test_rank_0_alone_shows_bars_and_notices(monkeypatch, caplog, capsys):
             notices.tell_of_swallowed_errors()
             attempt(warnings.warn, "the model warns")
         artifact_store._warn_once("no folder")
-        with poptorch.progress.compilation_bar(show=True):
+        with job("compiling Net", at_once=True):
             pass
         records = [record.getMessage() for record in caplog.records]
         caplog.clear()
-        return len(caught), records, "Graph compilation" in capsys.readouterr().err
+        return len(caught), records, "compiling Net" in capsys.readouterr().err
 
     assert shown("0") == (2, ["no folder"], True)
     assert shown("1") == (0, [], False)

@@ -10,7 +10,7 @@ import pytest
 from tests.whole_step.process_state import DOORS
 
 EXCEPTIONS = {
-    "threads": "tqdm, which draws the progress of compiling, watches its bars in a thread",
+    "threads": "PyTorch's interpreter of graphs makes bars of tqdm, which watches them in a thread",
     "filters of warnings": "SymPy, which PyTorch's tracer imports, has a filter of its own",
     "loggers: torch.__trace": "PyTorch removes its unused handler at the first trace",
     "environment: TORCHINDUCTOR_CACHE_DIR": "PyTorch names its cache for the processes it starts",

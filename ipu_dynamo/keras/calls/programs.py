@@ -43,6 +43,7 @@ from ipu_dynamo.keras.step.machine_shape import (
 from ipu_dynamo.keras.step.step_module import StepModule
 from ipu_dynamo.keras.step.step_variables import Kind, StepVariable, step_variables
 from ipu_dynamo.keras.step.update import UpdateTrace, optimizer_states, traced_update
+from ipu_dynamo.progress import begin, job
 from ipu_dynamo.whole_step.api import compile_inference, compile_training
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from ipu_dynamo.whole_step.weights.dual_view import DualView
@@ -122,7 +123,9 @@ class StepProgram:
         self._update: UpdateTrace | None = None
         self._states = DualView(self)  # of the optimizer
         before = python_values(model, kind)
-        self._program = self._compile(batch)
+        with job(f"compiling {kind} of {model.name}"):
+            begin("tracing")
+            self._program = self._compile(batch)
         self._origin = origin_of(model, kind, self._variables, self._read_by_update)
         # what the step itself changes in Python would never be the same again
         self._traced = different(before, self._origin.values) & before.keys()

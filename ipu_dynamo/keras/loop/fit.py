@@ -13,7 +13,7 @@ import keras
 from ipu_dynamo.keras.loop.callback_list import callback_list, threads_ended
 from ipu_dynamo.keras.loop.evaluate import VALIDATION
 from ipu_dynamo.keras.loop.execution import make_function
-from ipu_dynamo.keras.loop.frame import prepared_data
+from ipu_dynamo.keras.loop.frame import prepared_data, shown
 from ipu_dynamo.keras.loop.log_lines import advise_steps, tell_effective_batch
 from ipu_dynamo.keras.loop.prepare import Prepared
 from ipu_dynamo.keras.loop.run_epoch import Work, run_epoch
@@ -103,7 +103,7 @@ def fit(
                 steps=prepared.plan.steps,
                 history=True,
             )
-            with threads_ended(callbacks):
+            with threads_ended(callbacks), shown(verbose):
                 _train(model, prepared, validation, callbacks, epoch_range)
         finally:
             model.eval()

@@ -1,13 +1,14 @@
 """Frame what `fit`, `evaluate` and `predict` have in common: data that is closed, one pass."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from ipu_dynamo.keras.loop.callback_list import BatchHooks, callback_list, threads_ended
 from ipu_dynamo.keras.loop.execution import Kind, make_function
 from ipu_dynamo.keras.loop.prepare import Prepared, prepare
 from ipu_dynamo.keras.loop.run_epoch import Work
+from ipu_dynamo.progress import watched_by
 
 
 @contextmanager
@@ -18,6 +19,11 @@ def prepared_data(model: Any, kind: Kind, **arguments: Any) -> Iterator[Prepared
         yield prepared
     finally:
         prepared.epochs.close()
+
+
+def shown(verbose: Any) -> AbstractContextManager[None]:
+    """Show what is compiled, unless the user wants to see nothing."""
+    return watched_by(None) if verbose == 0 else nullcontext()
 
 
 @contextmanager
@@ -35,5 +41,5 @@ def single_pass(
     model.eval()
     function = make_function(model, kind)
     setattr(model, BatchHooks.of(callbacks, kind).flag, False)
-    with threads_ended(callbacks):
+    with threads_ended(callbacks), shown(verbose):
         yield Work(function, prepared.shape, prepared.epochs, callbacks)

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from ipu_dynamo.progress import begin, job
 from ipu_dynamo.saved_model.conversion.convert_program import Converted, convert_program
 from ipu_dynamo.saved_model.conversion.drafts.from_exported import from_exported
 from ipu_dynamo.saved_model.conversion.executable.embed import embed
@@ -102,21 +103,39 @@ def convert_signature(
     options, out = request.options, Path(os.path.abspath(output_dir))
     check_combinations(options)
     _check_empty(out)
+    with job(f"converting {os.fspath(dir)}"):
+        begin("reading")
+        _convert(dir, request, tags, key, trust, memory_per_ipu, say, out)
+
+
+def _convert(
+    dir: str | os.PathLike[str],
+    request: Request,
+    tags: frozenset[str],
+    key: str,
+    trust: bool,
+    memory_per_ipu: int | None,
+    say: Say,
+    out: Path,
+) -> None:
+    options = request.options
     programs = SavedPrograms(dir, trust=trust)
     with programs.signature(tags, key) as signature:
         _check_source(signature, programs.path)
         converted = convert_program(from_exported(signature), options)
     pipeline = None
     if options.pipeline_cfg is not None:
+        begin("planning stages")
         pipeline = plan_pipeline(
             converted.draft, options, memory_per_ipu=memory_per_ipu, solution=request.solution
         )
         converted.draft.placement = pipeline.placement
         say(pipeline.message)
         for problem in pipeline.warnings:
-            warnings.warn(problem, stacklevel=3)
+            warnings.warn(problem, stacklevel=4)
     with naming("output_dir"), new_folder(out, overwrite=False) as folder:
         result = _result(converted, pipeline, request, tags, key, folder)
+        begin("writing")
         copy_assets(programs.path, folder)
         _finish(result, folder, out)
 

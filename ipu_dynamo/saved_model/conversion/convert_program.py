@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ipu_dynamo.progress import begin
 from ipu_dynamo.saved_model.conversion.drafts.draft import Draft
 from ipu_dynamo.saved_model.conversion.partitions.partition_order import Partition, partitions
 from ipu_dynamo.saved_model.conversion.passes.convert_precision import ConvertPrecision
@@ -45,7 +46,9 @@ def convert_program(draft: Draft, options: ConversionOptions) -> Converted:
     Raises:
         ValueError: an option does not fit the program.
     """
-    for rewrite in passes(options):
+    steps = passes(options)
+    for number, rewrite in enumerate(steps, 1):
+        begin("passes", number, len(steps))
         rewrite(draft)
         draft.graph.lint()
         if isinstance(rewrite, PlaceNodes):

@@ -20,6 +20,7 @@ import torch
 from ipu_dynamo.options import Options
 from ipu_dynamo.program import Decision, HostProgram, Program
 from ipu_dynamo.program.text.program_text import parse_text
+from ipu_dynamo.progress import begin
 from ipu_dynamo.replace_file import locked
 from ipu_dynamo.saved.archive import FORM, Archive, write_archive
 from ipu_dynamo.saved.json_text import expect, fields_of, write_json
@@ -68,6 +69,7 @@ class ProgramCache:
         with file:
             end = time.monotonic() + _WAIT
             while not locked(file) and time.monotonic() < end:
+                begin("waiting for another process")
                 time.sleep(0.05)
             yield
 
@@ -78,6 +80,7 @@ class ProgramCache:
             host_of: runs the host passes.
         """
         path = self._path(key)
+        begin("reading the cache")
         try:
             ready = _read(path, key, None if _is_private(self._folder) else host_of)
         except SavedProgramError as error:

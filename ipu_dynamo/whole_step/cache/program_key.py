@@ -104,6 +104,7 @@ def of_program(options: Options) -> Options:
         program_cache_limit=0,
         check_compiled="auto",
         enforce_memory=None,
+        progress=True,
         mesh=None,
     )
 

@@ -20,6 +20,7 @@ from ipu_dynamo.passes.pipeline import (
     writing_passes,
 )
 from ipu_dynamo.program import Program
+from ipu_dynamo.progress import begin, job
 from ipu_dynamo.runtime.engines.engines import make_engine
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.saved.archive import Archive
@@ -131,6 +132,14 @@ def read_models(
     Raises:
         SavedProgramError: the file is refused.
     """
+    with job(f"loading {archive.path}"):
+        begin("reading")
+        return _read_models(archive, names, engine=engine, workers=workers)
+
+
+def _read_models(
+    archive: Archive, names: Sequence[str], *, engine: Engine | None, workers: int | None
+) -> dict[str, LoadedModel]:
     with archive.part("operators.json"):
         operators = check_operators(archive.read_json("operators.json", _LARGEST_TEXT))
     entries = {name: _entry(archive, name, engine=engine, workers=workers) for name in names}

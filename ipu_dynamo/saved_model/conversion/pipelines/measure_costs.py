@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from ipu_dynamo.ops.private.graphs import module_of
+from ipu_dynamo.progress import begin
 from ipu_dynamo.saved_model.conversion.drafts.fixed_program import FixedProgram
 from ipu_dynamo.saved_model.conversion.drafts.node_groups import NodeGroup, name_of
 from ipu_dynamo.saved_model.exported.node_names import is_result_of_tuple, operator_name
@@ -21,6 +22,7 @@ REPETITIONS = 5
 
 def measure_seconds(program: FixedProgram, groups: Sequence[NodeGroup]) -> dict[str, float]:
     """The seconds of each group, on zeros for inputs."""
+    begin("measuring")
     placeholders = list(program.graph.find_nodes(op="placeholder"))
     timer = _Timer(program)
     with torch.no_grad():
