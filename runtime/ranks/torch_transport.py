@@ -19,6 +19,7 @@ from math import inf
 from queue import SimpleQueue
 from time import monotonic, sleep
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -37,8 +38,8 @@ _REASON = re.compile(r"^(?:\[[^\]]*\] )?(.*?)(?:\. .*)?$", re.S)  # gloo's first
 _LOOK = 1.0  # seconds
 _ADDRESS = 300  # bytes of a port and the name of a host
 _PROGRAMS, _WIRES, _REPLICAS = 31, 1 << 16, 1 << 10  # below 31 bits together, as torch's tags are
-_PARTS = _PROGRAMS * _WIRES * _REPLICAS  # the tag of parts that groups exchange
-_NEVER = _PARTS + 1  # the tag of no message
+_PARTS = _PROGRAMS * _WIRES * _REPLICAS  # the first tag of parts that groups exchange
+_NEVER = (1 << 31) - 1  # the tag of no message
 _PATIENT = 30.0  # seconds until a wait for the first contact is logged
 _CLOSES = 5.0  # seconds until waits that do not end are left
 _log = logging.getLogger("ipu_dynamo")
@@ -203,23 +204,24 @@ class TorchTransport:
     ) -> None:
         """Send parts to other ranks of a group, and receive theirs.
 
-        Collectives of gloo take longer: an all-gather of 50 MB 3.5 times as long.
+        Gloo's own collectives take longer: an all-gather of 50 MB 3.5 times as long. They also end
+        the process if ranks are in different ones, before the watch can say so.
         """
         if (group := self._group(among)) is not None:
-            self._call(among, lambda: _exchange(group, sent, received))
+            kind = self._watch.kind
+            self._call(among, lambda: _exchange(group, kind, sent, received))
 
     def maximum(self, among: Among, values: Tensor) -> Tensor:
         """The largest value of all ranks at each place; values are int64."""
-        largest, group = values.clone(), self._group(among)
-        if group is not None:
-            self._call(among, lambda: dist.all_reduce(largest, dist.ReduceOp.MAX, group))
-        return largest
+        return self.gather(among, values.view(torch.uint8)).view(torch.int64).amax(0)
 
     def broadcast(self, among: Among, message: Tensor) -> None:
         """Overwrite a message with that of the first rank of the group."""
-        group = self._group(among)
-        if group is not None:
-            self._call(among, lambda: dist.broadcast(message, group=group, group_src=0))
+        first, *others = range(len(self._members[among]))
+        if self._members[among].index(self.share.rank) == first:
+            self.exchange(among, dict.fromkeys(others, message), {})
+        else:
+            self.exchange(among, {}, {first: message})
 
     def _group(self, among: Among) -> dist.ProcessGroup | None:
         if os.getpid() != self._process:
@@ -305,18 +307,27 @@ def _close(group: dist.ProcessGroup) -> None:
 
 
 def _exchange(
-    group: dist.ProcessGroup, sent: Mapping[int, Tensor], received: Mapping[int, Tensor]
+    group: dist.ProcessGroup, kind: str, sent: Mapping[int, Tensor], received: Mapping[int, Tensor]
 ) -> None:
     receives = [
-        dist.irecv(memory, group=group, group_src=rank, tag=_PARTS)
+        dist.irecv(memory, group=group, group_src=rank, tag=_tag_of(kind, memory))
         for rank, memory in received.items()
     ]
     sends = [
-        dist.isend(part, group=group, group_dst=rank, tag=_PARTS) for rank, part in sent.items()
+        dist.isend(part, group=group, group_dst=rank, tag=_tag_of(kind, part))
+        for rank, part in sent.items()
     ]
     for work in (*receives, *sends):
         assert work is not None
         work.wait()
+
+
+def _tag_of(kind: str, part: Tensor) -> int:
+    """The tag of a part: ranks in operations of other kinds do not take it, but wait.
+
+    Gloo ends a process that is sent more bytes than it has memory for.
+    """
+    return _PARTS + crc32(f"{kind} {part.nbytes}".encode()) % (_NEVER - _PARTS)
 
 
 def _number(tag: Tag) -> int:

@@ -162,6 +162,11 @@ class Watch:
         finally:
             self._now.remove(operation)
 
+    @property
+    def kind(self) -> str:
+        """The kind of the operation that this rank is in; empty outside of one."""
+        return self._now[-1].kind if self._now else ""
+
     @contextmanager
     def waiting(self, ranks: Collection[int]) -> Iterator[_Wait]:
         """Say that a thread waits for ranks."""

@@ -63,10 +63,6 @@ def cases():
             for lost in (RANKS - 1, 0):
                 is_quick = (event, wait, lost) == ("is_killed", "message", RANKS - 1)
                 marks = [] if is_quick else [pytest.mark.slow]
-                if (event, wait) == ("reads_alone", "vote"):
-                    marks.append(
-                        pytest.mark.xfail(reason="gloo aborts: sizes of collectives differ")
-                    )
                 yield pytest.param(event, wait, lost, marks=marks)
 
 
