@@ -3,6 +3,7 @@
 Names are loaded on first use, since every import of a submodule runs this file.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ipu_dynamo.options import Location, Locations, Options, StageSpec, Strategy
     from ipu_dynamo.options.loss_scaling import AutomaticLossScaling
     from ipu_dynamo.options.replica_groups import ReplicaGroups
+    from ipu_dynamo.profiling.profile import profile
     from ipu_dynamo.program import ClipGlobalNorm, ClipGradNorm, ClipGradValue
     from ipu_dynamo.program.schedule.several_schedules import draw_schedules
     from ipu_dynamo.program_history import programs
@@ -109,6 +111,7 @@ __all__ = [
     "operator_cost",
     "predict",
     "print_tensor",
+    "profile",
     "programs",
     "recomputation_checkpoint",
     "register_custom_operator",
@@ -157,6 +160,7 @@ _NAMES_IN = {
     "ipu_dynamo.program.ir.clipping": ("ClipGlobalNorm", "ClipGradNorm", "ClipGradValue"),
     "ipu_dynamo.inspection.inspection": ("Inspection", "inspect"),
     "ipu_dynamo.program.schedule.several_schedules": ("draw_schedules",),
+    "ipu_dynamo.profiling.profile": ("profile",),
     "ipu_dynamo.program_history": ("programs",),
     "ipu_dynamo.report.html_page": ("write_report",),
     "ipu_dynamo.report.trace": ("write_trace",),
@@ -183,3 +187,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+if os.environ.get("IPU_DYNAMO_TRACE"):
+    import_module("ipu_dynamo.profiling.profile")  # records from now on

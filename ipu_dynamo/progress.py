@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from ipu_dynamo.profiling import recording
 from ipu_dynamo.rank_number import this_rank
 from ipu_dynamo.watcher import ONE, Doing, Watcher
 
@@ -120,7 +121,8 @@ def job(
     try:
         if watcher is not None:
             watcher.opens(title, then=then, at_once=at_once)
-        yield lambda: current.text
+        with recording.span(title, "job"):
+            yield lambda: current.text
         current.end()
         times = current.text
     finally:

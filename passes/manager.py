@@ -12,6 +12,7 @@ from ipu_dynamo.passes.dump import Dump, operators_in
 from ipu_dynamo.passes.invariants import ESTABLISHING, check
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.levels import Level, Model, level_of
+from ipu_dynamo.profiling import recording
 from ipu_dynamo.progress import begin
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,13 @@ class PassManager:
             self.watch(name, model)
 
     def _run(self, step: Pass, model: Model) -> Model:
+        with recording.span(step.name, "pass", graph=self.graph, level=step.level) as span:
+            model = self._run_alone(step, model)
+            last = self.runs[-1]
+            span.arguments |= {"operators": last.after, "changed": last.changed}
+        return model
+
+    def _run_alone(self, step: Pass, model: Model) -> Model:
         try:
             if step.level != level_of(model):  # not `assert`, which `python -O` leaves out
                 raise AssertionError(f"it takes a {step.level}, not {level_of(model)}")

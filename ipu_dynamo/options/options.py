@@ -184,6 +184,9 @@ class Options:
         progress: show on stderr what a compilation does, once it has taken three seconds; of
             several ranks, on rank 0. False, or the environment variable IPU_DYNAMO_PROGRESS=0,
             shows nothing.
+        record: `timeline` keeps the times of the last call: of steps, stage passes, copies and
+            updates, with memory. `ipu_dynamo.inspect(model).program.host.timeline` and
+            `executable.timeline` have them. None: no call is timed.
         seed: of the random numbers; None takes one from torch's generator when compiling. A
             program's numbers depend on the seed, the call, the micro-batch and the replica only.
         mesh: the ranks of torch.distributed that run the program together: a DeviceMesh of device
@@ -241,6 +244,7 @@ class Options:
     check_compiled: Check = "auto"
     enforce_memory: str | None = None
     progress: bool = True
+    record: Literal["timeline"] | None = None
     seed: int | None = None
     mesh: "DeviceMesh | None" = None
 
@@ -264,6 +268,8 @@ class Options:
         self._check_memory_proportion()
         if not 0.0 < self.loss_scale < math.inf:
             raise OptionError(f"option loss_scale is {self.loss_scale!r}; it is a positive number")
+        if self.record not in (None, "timeline"):
+            raise OptionError(f"option record is {self.record!r}; choose timeline, or None")
         if self.partials_chunk < 16:
             raise OptionError(f"option partials_chunk is {self.partials_chunk}; it is at least 16")
         if self.workers is not None and (type(self.workers) is not int or self.workers < 1):

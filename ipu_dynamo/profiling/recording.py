@@ -15,8 +15,8 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from ipu_dynamo.ops.private.profiler import ProfilerRow, profiler_runs
 from ipu_dynamo.profiling import trace_file
+from ipu_dynamo.profiling.private.profiler import ProfilerRow, profiler_runs
 from ipu_dynamo.profiling.trace_file import Event
 
 MOST_EVENTS = 1_000_000  # of a recording: half a gigabyte; later ones are counted only

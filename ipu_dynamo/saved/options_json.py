@@ -18,6 +18,7 @@ _HERE = {
     "check_compiled",
     "enforce_memory",
     "progress",
+    "record",
     "mesh",
 }
 _STAGE = {"blocks", "ipu"}  # its fields

@@ -22,7 +22,7 @@ from ipu_dynamo.capture.private.aot import (
     outside_tracing,
     taking_list,
 )
-from ipu_dynamo.capture.private.dynamo import RestartAnalysis
+from ipu_dynamo.capture.private.dynamo import RestartAnalysis, compile_count
 from ipu_dynamo.capture.unplaceable import Unplaceable, UnplaceableError, find
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.memory_limit import enforce_memory
@@ -170,6 +170,7 @@ def _compile_alone(
     engine = make_engine(options.core().stage_engine, options.check_compiled)
     record.engine = engine.name
     programs = _GraphPrograms(
+        number="{}/{}".format(*compile_count(gm)),
         roles=list(captured.placeholders),
         ipus=dict(captured.ipus),
         options=options,
@@ -221,6 +222,7 @@ class _GraphPrograms:
     """What the passes of one graph share, forward compiled first.
 
     Args:
+        number: which frame Dynamo has captured, and how often before, as `0/1`.
         roles: of the inputs of Dynamo's graph.
         ipus: of each stage.
         seen: roles of the forward graph's placeholders, by node name.
@@ -230,6 +232,7 @@ class _GraphPrograms:
         changed: places of the inputs that the graph changes.
     """
 
+    number: str
     roles: list[Placeholder]
     ipus: dict[int, int]
     options: BackendOptions
@@ -285,6 +288,7 @@ class _GraphPrograms:
             core = self.options.core()
             flat = open_pass(graph, self.roles, self.seen, self.ipus, alone)
             capture = flat.capture
+            title = f"graph {self.number} {kind}"
             manager = PassManager(
                 kind, first="flat", runs=self.record.runs_of(kind), done=set(self.done)
             )
@@ -300,9 +304,11 @@ class _GraphPrograms:
                 machine = Machine(self.engine.name)
                 host = run_host_passes(program, host_passes(core, machine), manager)
                 hosts = [host]
-                boxed = bind(host, self.engine, flat.arguments, flat.constants, flat.results)
+                boxed = bind(host, self.engine, flat.arguments, flat.constants, flat.results, title)
             else:
-                boxed, hosts = self.micro_batches.compile(flat, descriptions, self.owners, manager)
+                boxed, hosts = self.micro_batches.compile(
+                    flat, descriptions, self.owners, manager, title
+                )
             self.record.hosts += hosts
             for host in hosts:
                 program = host.program

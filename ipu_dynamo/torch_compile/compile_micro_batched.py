@@ -54,6 +54,7 @@ class MicroBatches:
         descriptions: Sequence[object],
         known: Mapping[str, int],
         manager: PassManager,
+        title: str,
     ) -> tuple[Boxed, list[HostProgram]]:
         """What runs for the programs of a placed graph, and a callable on its arguments.
 
@@ -61,6 +62,7 @@ class MicroBatches:
             descriptions: of each of its results, by AOTAutograd.
             known: IPUs of variables that another program has placed.
             manager: of the graph; gets what passes do to its pieces.
+            title: of the calls, in traces.
         """
         capture, n = flat.capture, self.options.micro_batches
         backward = capture.alone == "backward"
@@ -86,7 +88,7 @@ class MicroBatches:
         owners = dict(known)
         places = {name: i for i, name in enumerate(flat.arguments)}
         for piece in pieces:
-            host, run = self._bind(piece, owners, manager)
+            host, run = self._bind(piece, owners, manager, title)
             owners |= {variable.name: variable.ipu for variable in host.program.variables}
             sources = [places[source] for source in piece.sources.values()]
             calls.append((_taker(sources), run))
@@ -111,7 +113,7 @@ class MicroBatches:
         return seeds
 
     def _bind(
-        self, piece: Piece, owners: Mapping[str, int], manager: PassManager
+        self, piece: Piece, owners: Mapping[str, int], manager: PassManager, title: str
     ) -> tuple[HostProgram, Callable[[list[Any]], Sequence[Any]]]:
         n = self.options.micro_batches
         core = self.options.core()
@@ -122,7 +124,8 @@ class MicroBatches:
             program = lower(piece.capture, numeric_passes(core, owners), manager)
             count = range(len(piece.results))
             host = run_host_passes(program, host_passes(core, machine), manager)
-            return host, bind(host, self.engine, [*piece.sources], (), [*map(str, count)])
+            results = [*map(str, count)]
+            return host, bind(host, self.engine, [*piece.sources], (), results, title)
         core = replace(core, device_iterations=n)
         program = lower(piece.capture, loop_passes(core, piece, owners), manager)
         host = run_host_passes(program, host_passes(core, machine), manager)
@@ -132,6 +135,7 @@ class MicroBatches:
             [*piece.sources],
             [join.like for join in piece.joins],
             workers=workers_for(host, core),
+            title=title,
         )
         return host, run
 

@@ -30,6 +30,7 @@ from ipu_dynamo.passes.pipeline import (
 )
 from ipu_dynamo.passes.program.emit_update import UpdateGroup
 from ipu_dynamo.passes.traced.stages.placement import pipeline_stages
+from ipu_dynamo.profiling import recording
 from ipu_dynamo.program import HostProgram, Program
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.progress import begin
@@ -203,16 +204,17 @@ def _captured(
             hint='move it with model.to("cpu"), or leave mesh out',
         )
     begin("tracing")
-    capture = trace(
-        model,
-        example,
-        training=training,
-        mixed_precision=options.narrow,
-        grouped=options.replica_groups,
-        device=devices[0],
-        module_names=options.module_names,
-        norms_count=not options.narrow,
-    )
+    with recording.span("tracing", "job"):
+        capture = trace(
+            model,
+            example,
+            training=training,
+            mixed_precision=options.narrow,
+            grouped=options.replica_groups,
+            device=devices[0],
+            module_names=options.module_names,
+            norms_count=not options.narrow,
+        )
     if training:
         _train_only(capture, {name for group in groups for name in group.parameters})
     return capture, options, tuple(devices)

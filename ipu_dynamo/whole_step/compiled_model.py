@@ -465,6 +465,8 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
             held = {variable.name for variable in compiled.program.variables}
             unread = {n: t.detach() for n, t in compiled.tensors.items() if n not in held}
             executable.records = StepRecords(wanted, executable.batching, steps, unread)
+        if self.options.record == "timeline":
+            executable.keep_timeline()
         remember(
             compiled.host,
             lambda: executable.host_plan,

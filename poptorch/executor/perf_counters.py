@@ -6,7 +6,7 @@ All of it is measured on this computer's clock; cycles are the machine model's.
 from collections.abc import Callable, Iterable
 
 from ipu_dynamo.runtime.execute.host_io.transfer_times import Latency, Transfers
-from ipu_dynamo.runtime.execute.observer import Interval
+from ipu_dynamo.runtime.execute.timed import Interval
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 
 Latencies = tuple[float, float, float]  # seconds: minimum, maximum, mean

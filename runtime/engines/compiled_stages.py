@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.locks import compile_lock
+from ipu_dynamo.profiling import recording
 from ipu_dynamo.program import Function
 from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.progress import begin, code_comes_from
@@ -91,7 +92,8 @@ class MachineCodes:
         ]
         if promises:
             begin("compiler")
-        failed = compile_kernels(promises, self._scratch, self._library)
+        with recording.span("compile and load kernels", "job", kernels=len(promises)):
+            failed = compile_kernels(promises, self._scratch, self._library)
         for recipe, lowered in self._lowered.values():
             if broken := [of for of in lowered.kernels.values() if of in failed]:
                 self._fails(recipe, f"no compiler takes its kernel {broken[0].kernel.symbol}")

@@ -3,7 +3,7 @@
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,6 +12,7 @@ from torch.autograd.graph import increment_version
 
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.native import cpp_compiler_names, onednn_pack
+from ipu_dynamo.profiling import recording
 from ipu_dynamo.program.recipe import CutFunction, FunctionRecipe, PrepackedWeight
 from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.engines.check.checks import Checks
@@ -53,7 +54,7 @@ class EagerEngine:
 
     def compile(self, recipes: Sequence[FunctionRecipe]) -> list[Stage]:
         self.compiled += len(recipes)
-        return [_run_eagerly(recipe) for recipe in _told(recipes)]
+        return _each(recipes, _run_eagerly)
 
 
 class InductorEngine:
@@ -90,23 +91,29 @@ class InductorEngine:
 
 def _compiled_together(recipes: Sequence[FunctionRecipe]) -> list[Stage]:
     if not any(map(_has_machine_code, recipes)):
-        return [_run_eagerly(recipe) for recipe in _told(recipes)]
+        return _each(recipes, _run_eagerly)
     from ipu_dynamo.runtime.engines.compiled_stages import (
         machine_codes,  # Inductor: a second to import
     )
 
     with machine_codes() as codes:
-        stages = [_compiled(recipe, codes) for recipe in _told(recipes)]
+        stages = _each(recipes, partial(_compiled, codes=codes))
     if codes.some_failed:
         return [_compiled(recipe, codes) for recipe in recipes]
     return stages
 
 
-def _told(recipes: Sequence[FunctionRecipe]) -> Iterator[FunctionRecipe]:
-    """Yield the recipes, and report the beginning of each."""
+def _each(
+    recipes: Sequence[FunctionRecipe], compile_: Callable[[FunctionRecipe], Stage]
+) -> list[Stage]:
+    """Callables of the recipes; report the beginning of each, and record it."""
+    stages = []
     for number, recipe in enumerate(recipes, 1):
         begin("functions", number, len(recipes))
-        yield recipe
+        name, operators = recipe.function.name, len(recipe.function.graph.graph.nodes)
+        with recording.span(f"@{name}", "function", engine=recipe.engine, operators=operators):
+            stages.append(compile_(recipe))
+    return stages
 
 
 def _has_machine_code(recipe: FunctionRecipe) -> bool:

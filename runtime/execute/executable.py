@@ -12,6 +12,9 @@ from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
 from ipu_dynamo.ops.private.locks import caller, fork_safe_lock
 from ipu_dynamo.ops.private.thread_modes import KeptGradMode
+from ipu_dynamo.profiling import recording
+from ipu_dynamo.profiling.private.profiler import ProfilerRow, profiler_runs
+from ipu_dynamo.profiling.recording import Recording
 from ipu_dynamo.program import Collective, HostProgram, Program, Send, TensorType
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program.host_plan import HostPlan
@@ -23,6 +26,7 @@ from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import calls_of_passes
 from ipu_dynamo.runtime.engines.engines import Engine
+from ipu_dynamo.runtime.execute.call_timeline import CallTimeline
 from ipu_dynamo.runtime.execute.fused_step import FuseAgain, FusedStep
 from ipu_dynamo.runtime.execute.host_io.batching import Batching, joined_type
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostLink, HostStreams
@@ -214,6 +218,13 @@ class Executable:
         self._one_call = fork_safe_lock()
         # While the lock is taken: whether by a call, and the threads that have it or wait for it.
         self._calls, self._inside = False, set[int]()
+
+    def keep_timeline(self) -> None:
+        """Record all that each call does from now on; `timeline` has it of the last call."""
+        self.timeline = self._call_timeline()
+
+    def _call_timeline(self, to: Sequence[Recording] = ()) -> CallTimeline:
+        return CallTimeline(self._host.runs, replicas=self.replicas.own, to=to)
 
     @property
     def host_program(self) -> HostProgram:
@@ -537,7 +548,12 @@ class Executable:
             self._storage.spread_changes()
             prints = PrintQueue(self._link.printing) if self._link.printing else None
             iterations = None if sent is None else Iterations(self._link, sent)
-            observer = joined(prints, self.timeline, self.transfers, self.records, iterations)
+            recorded = None
+            if recording.active or profiler_runs():
+                recorded = self._call_timeline(recording.active)
+            observer = joined(
+                prints, self.timeline, self.transfers, self.records, iterations, recorded
+            )
             streams = self._link.open(
                 inputs,
                 seed=self.seed,
@@ -555,7 +571,11 @@ class Executable:
                         state = streams.seed, streams.step
                         ranks.agree_on(inputs, state, hyperparameters, self._host.program)
                     self._form.prepare(hyperparameters)
-                    self._form.run(self._rounds, streams, observer)
+                    if recorded is None:
+                        self._form.run(self._rounds, streams, observer)
+                    else:
+                        with ProfilerRow(recorded.title):
+                            self._form.run(self._rounds, streams, observer)
                     complete = True
                 finally:
                     self._commit.end()

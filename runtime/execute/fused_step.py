@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.errors import ProgramError
+from ipu_dynamo.profiling.private.profiler import ProfilerRow
 from ipu_dynamo.program import Call, HostProgram, Plain, Receive, Send, TensorType, Update
 from ipu_dynamo.program.fused import Fused, Hyperparameters, zeros_of
 from ipu_dynamo.program.host_plan import HostPlan
@@ -22,10 +24,17 @@ from ipu_dynamo.runtime.execute.describe_plan import plan_of
 from ipu_dynamo.runtime.execute.error_attribution import explain
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams
 from ipu_dynamo.runtime.execute.memory.storage import Storage
-from ipu_dynamo.runtime.execute.observer import NOBODY, Interval, Observer
+from ipu_dynamo.runtime.execute.observer import NOBODY, Observer
 from ipu_dynamo.runtime.execute.specialisations import Specialisations
-from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import Task, bind_instructions, stages_of
+from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import (
+    Task,
+    TimedTask,
+    bind_instructions,
+    bind_timed_instructions,
+    stages_of,
+)
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding, TaskWriter
+from ipu_dynamo.runtime.execute.timed import Interval, Timed, title_of
 from ipu_dynamo.runtime.execute.transaction.commit import Commit, NothingKept
 
 FuseAgain = Callable[[Hyperparameters], HostProgram]
@@ -38,7 +47,7 @@ class FusedFunction:
     """A whole step as one function, and as the one call of a micro-batch.
 
     Invariant: it holds the tensors of variables and none of their new values, so it serves every
-    step that it `fits`. Only `checked` and `replay` change: each is set once, when it is found.
+    step that it `fits`. Only the last three change: each is set once, when it is found.
 
     Args:
         task: takes variables, hyperparameters and received values from registers, in this order.
@@ -70,6 +79,7 @@ class FusedFunction:
     fits: Callable[[Hyperparameters], bool]
     checked: bool = False
     replay: Replay | str | None = None
+    timed: TimedTask | None = None
 
     def check(self, values: Sequence[Tensor]) -> None:
         """Check that the new values of variables have these variables' types.
@@ -199,7 +209,14 @@ class FusedStep:
             if observer.update_began is not None:
                 observer.update_began(step, commit.current)
             start = perf_counter()
-            task(frame, step, received, sent)
+            if observer.instruction_ended is None:
+                task(frame, step, received, sent)
+            else:
+                each = partial(Timed, observer.instruction_ended, 0, now.stage_pass, _STEP)
+                timed = now.timed or bind_timed_instructions(now.binding, now.instructions)
+                now.timed = timed
+                with ProfilerRow(title_of(now.stage_pass)):
+                    timed(frame, step, received, sent, each)
             frame[:size] = values = frame[first:end]
             if not now.checked:
                 now.check(values)
@@ -222,6 +239,8 @@ class FusedStep:
             observer.sent(step, (end, end))
         if observer.task_ended is not None:
             observer.task_ended(0, of, _STEP, time)
+        if observer.step_timed is not None:
+            observer.step_timed(step, time)
         if observer.step_ended is not None:
             observer.step_ended(step, self.commit.current)
         if observer.iteration_ended is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -23,11 +24,12 @@ from ipu_dynamo.runtime.execute.memory.storage import Storage
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.observer import Observer
 from ipu_dynamo.runtime.execute.specialisations import Specialisations
-from ipu_dynamo.runtime.execute.step_end import StepEnd
+from ipu_dynamo.runtime.execute.step_end import Block, StepEnd
 from ipu_dynamo.runtime.execute.tasks.micro_batch_loop import MicroBatchLoop
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import stages_of
 from ipu_dynamo.runtime.execute.tasks.rank_streams import RankStreams, RowValue
 from ipu_dynamo.runtime.execute.tasks.task_code import TaskWriter
+from ipu_dynamo.runtime.execute.timed import Timed
 from ipu_dynamo.runtime.execute.transaction.commit import Commit
 from ipu_dynamo.runtime.execute.transaction.rank_vote import RankCall
 from ipu_dynamo.runtime.execute.transaction.rollback import rollback_of
@@ -257,16 +259,21 @@ class LoopedStep:
 
     def run(self, steps: int, streams: HostStreams, observer: Observer) -> None:
         """Run the steps of a call; all of its micro-batches, when there are no updates."""
-        commit = self.commit
+        commit, timed = self.commit, None
+        if observer.instruction_ended is not None:
+            timed = partial(Timed, observer.instruction_ended, 0, None, None)
         for step in range(steps):
+            start = perf_counter() if observer.step_timed is not None else 0.0
             if self.ranks is None:
                 end = self.variants.choose(self._hyperparameters).end
                 commit.open()
-                self._compute(step, end, streams, observer)
-                self._write(end)
+                self._compute(step, end, streams, observer, timed)
+                self._write(end, timed)
             else:
-                while not self._run_together(self.ranks, step, streams, observer):
+                while not self._run_together(self.ranks, step, streams, observer, timed):
                     commit.settle()  # undoes the step
+            if observer.step_timed is not None:
+                observer.step_timed(step, (start, perf_counter()))
             if observer.step_ended is not None:
                 observer.step_ended(step, commit.current)
             if self._trains and observer.iteration_ended is not None:
@@ -275,35 +282,48 @@ class LoopedStep:
                 self._storage.write_waiting()
 
     def _run_together(
-        self, ranks: RankCall, step: int, streams: HostStreams, observer: Observer
+        self,
+        ranks: RankCall,
+        step: int,
+        streams: HostStreams,
+        observer: Observer,
+        timed: Block | None,
     ) -> bool:
         """Run a step with other ranks. Return whether it is complete: see `deciding`."""
         end = self.variants.choose(self._hyperparameters).end
         self.commit.open()
         ranks.begin(self._begin, end)
-        self._compute(step, end, streams, observer)
+        self._compute(step, end, streams, observer, timed)
         with ranks.deciding() as complete:
             if complete:
-                self._write(end)
+                self._write(end, timed)
         return complete
 
-    def _write(self, end: StepEnd) -> None:
+    def _write(self, end: StepEnd, timed: Block | None) -> None:
         """Write the variables of a step that has succeeded so far."""
+        write = end.write if timed is None else partial(end.write, timed)
         self.commit.vote()
         if not end.commits:
             self.commit.complete(self._iterations)
         elif self.ranks is not None and self._guards:
-            write = partial(self.ranks.agree_on_update, end.write)
-            self.commit.write(write, self._iterations)
+            together = partial(self.ranks.agree_on_update, write)
+            self.commit.write(together, self._iterations)
         else:
-            self.commit.write(end.write, self._iterations, counts=self.ranks is not None)
+            self.commit.write(write, self._iterations, counts=self.ranks is not None)
 
-    def _compute(self, step: int, end: StepEnd, streams: HostStreams, observer: Observer) -> None:
+    def _compute(
+        self,
+        step: int,
+        end: StepEnd,
+        streams: HostStreams,
+        observer: Observer,
+        timed: Block | None,
+    ) -> None:
         """Run all of a step that comes before its first write of a lasting variable."""
         ranks = self.ranks
         if ranks is not None:  # notes the operation that runs, for votes on its error
             ranks.place = (0,)
-        self._begin.prepare(self._hyperparameters)
+        self._begin.prepare(self._hyperparameters, timed)
         if self._begin.copies:
             self._storage.hold(self._begin.copies)
         if ranks is not None:
@@ -322,7 +342,7 @@ class LoopedStep:
             if self._rounds_at_random:
                 number = streams.step + step * self._iterations
                 self._rounding.begin(seed=streams.seed, step=number)
-            end.prepare(self._hyperparameters)
+            end.prepare(self._hyperparameters, timed)
 
     def plan(self) -> HostPlan:
         """Describe a step for the printed host program."""

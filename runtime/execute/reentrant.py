@@ -1,12 +1,16 @@
 """Bind programs to plain calls: a list of tensors in, a tuple out, nothing kept between calls."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ipu_dynamo.ops.private.thread_modes import KeptGradMode
+from ipu_dynamo.profiling import recording
+from ipu_dynamo.profiling.private.profiler import profiler_runs
 from ipu_dynamo.program import HostProgram, Program, Receive, Send
 from ipu_dynamo.program.ir.values import blocks
 from ipu_dynamo.program.schedule.actions import RunPass
@@ -14,12 +18,15 @@ from ipu_dynamo.program.schedule.planning import draws, pipelined, prints, seque
 from ipu_dynamo.program.schedule.registers import number_registers
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
-from ipu_dynamo.program.schedule.stage_passes import calls_of_passes
+from ipu_dynamo.program.schedule.stage_passes import StagePass, calls_of_passes, stage_passes
 from ipu_dynamo.runtime.engines.engines import Engine
+from ipu_dynamo.runtime.execute.call_timeline import CallTimeline
 from ipu_dynamo.runtime.execute.host_io.joined_outputs import JoinedOutput
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import (
+    TimedTask,
     bind_call,
     bind_passes,
+    bind_timed_passes,
     failure_of,
     stages_of,
 )
@@ -36,6 +43,7 @@ def bind(
     arguments: Sequence[str],
     constants: Sequence[Tensor],
     results: Sequence[str | float | None],
+    title: str = "",
 ) -> Boxed:
     """Make a program callable.
 
@@ -46,6 +54,7 @@ def bind(
         constants: tensors that the caller does not pass.
         results: for each position of the returned tuple the name of an argument or of an output
             stream; numbers and None are returned as they are.
+        title: of the calls, in traces.
 
     Returns:
         A function on the list of arguments, which it empties. It may run in several threads.
@@ -65,8 +74,37 @@ def bind(
         stages_of(host, engine.compile),
         failure_of(program),
     )
-    blank = [None] * (count - len(arguments))
-    return bind_call(binding, [*constants, *blank, *plain], returned)
+    further = [*constants, *[None] * (count - len(arguments)), *plain]
+    return bind_call(binding, further, returned, RecordedCall(binding, further, returned, title))
+
+
+class RecordedCall:
+    """Does what `bind_call` does, pass by pass, while something records it."""
+
+    def __init__(
+        self, binding: Binding, further: Sequence[Any], results: Sequence[int], title: str
+    ) -> None:
+        self._binding, self._title = binding, title
+        self._further, self._results = list(further), results
+        passes = stage_passes(binding.program.calls)
+        self._passes = [StagePass.of(calls[0]) for calls in passes]
+
+    @cached_property
+    def _tasks(self) -> list[TimedTask]:
+        return bind_timed_passes(self._binding)
+
+    def __call__(self, given: list[Any]) -> tuple[Any, ...]:
+        values = given + self._further
+        given.clear()
+        timeline = CallTimeline(self._binding.program, self._title, to=recording.active)
+        with timeline.of_call():
+            if not self._passes:  # nothing is computed
+                for task in self._tasks:
+                    task(values, 0, (), (), lambda _: nullcontext())
+            for number, of in enumerate(self._passes):
+                task = partial(self._tasks[number], values, 0, (), ())
+                timeline.run(0, of, RunPass(number, number, 0), task)
+        return tuple(values[register] for register in self._results)
 
 
 def bind_loop(
@@ -76,6 +114,7 @@ def bind_loop(
     joined: Sequence[Tensor],
     *,
     workers: int,
+    title: str = "",
 ) -> Boxed:
     """Make a program callable on whole batches.
 
@@ -85,6 +124,7 @@ def bind_loop(
         arguments: names of its variables and inputs, in calling order.
         joined: for each output, a tensor with shape, strides, dtype and device of the result.
         workers: threads that run IPUs side by side.
+        title: of the calls, in traces.
 
     Returns:
         A function on the list of arguments. It may run in several threads.
@@ -103,7 +143,9 @@ def bind_loop(
         sent={output.name: (place, False) for place, output in enumerate(program.outputs)},
     )
     tasks = bind_passes(binding)
-    together = Workers(_schedule(micro_batches, workers, program))
+    schedule = _schedule(micro_batches, workers, program)
+    together = Workers(schedule)
+    timed = cache(lambda: bind_timed_passes(binding))
     blank = [None] * (max(registers.values(), default=-1) + 1 - len(arguments))
     inputs = [(registers[s.name], s.dim, s.outer) for s in program.inputs]
 
@@ -117,14 +159,27 @@ def bind_loop(
                 for pair in zip(program.outputs, joined, strict=True)
             ]
 
-        def work(_: int, run: RunPass) -> None:
+        timeline, timed_tasks = None, list[TimedTask]()
+        if recording.active or profiler_runs():
+            timeline = CallTimeline(program, title, to=recording.active)
+            timed_tasks = timed()
+
+        def work(worker: int, run: RunPass) -> None:
             m = run.micro_batch
             if run.index == 0:
                 frames[m] = whole.copy()
-            tasks[run.index](frames[m], m, received, sent)
+            if timeline is None:
+                tasks[run.index](frames[m], m, received, sent)
+            else:
+                task = partial(timed_tasks[run.index], frames[m], m, received, sent)
+                timeline.run(worker, schedule.passes[run.index], run, task)
 
         with intra_op_threads(threads):
-            together.run(work, threads_each=threads or torch.get_num_threads())
+            if timeline is None:
+                together.run(work, threads_each=threads or torch.get_num_threads())
+            else:
+                with timeline.of_call():
+                    together.run(work, threads_each=threads or torch.get_num_threads())
         return tuple(output.value for output in sent)
 
     return run

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ipu_dynamo.profiling.private.profiler import ProfilerRow
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.runtime.engines.check.checked_stage import believed, plain
 from ipu_dynamo.runtime.engines.replay.replay import Repetition, Replay, ReplayError, replay_of
@@ -14,6 +15,7 @@ from ipu_dynamo.runtime.engines.replay.tape import Signature
 from ipu_dynamo.runtime.execute.fused_step import FusedFunction, FusedStep
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams, Print, SentStream
 from ipu_dynamo.runtime.execute.observer import NOBODY, Observer
+from ipu_dynamo.runtime.execute.timed import title_of
 
 SECONDS = 0.02  # of repeated steps without Python: so long a signal's handler waits
 
@@ -65,11 +67,16 @@ class ReplayedStep(FusedStep):
         commit.follow(stored_tensors, steps_made)
         observed, ends = observer is not NOBODY, steps_made.ends
         most = 1 if observed and observer.needs_single_steps else count
+        row = None
+        if observer.instruction_ended is not None:
+            row = ProfilerRow(title_of(now.stage_pass))
         while (step := steps_made.steps) < count:
             if observer.update_began is not None:
                 observer.update_began(first + step, commit.current)
             began = start = perf_counter()
             try:
+                if row is not None:
+                    row.__enter__()
                 steps_made.advance(min(step + most, count), SECONDS)
             except ReplayError as error:
                 values, failed = steps_made.values, first + steps_made.steps
@@ -77,6 +84,8 @@ class ReplayedStep(FusedStep):
                 now.task(frame, failed, streams.received, streams.sent)  # it raises
                 raise now.binding.failed(0, error, None, failed) from error
             finally:
+                if row is not None:
+                    row.__exit__(None, None, None)
                 for stream, made, wanted in zip(streams.sent, sent, kept, strict=True):
                     leave = stream.__setitem__ if isinstance(stream, SentStream) else stream
                     for number in range(step, steps_made.steps):

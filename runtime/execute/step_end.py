@@ -5,7 +5,9 @@ parameters. They also load and store the variables in streaming memory.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
+from itertools import chain, zip_longest
 
 import torch
 from torch import Tensor
@@ -47,6 +49,8 @@ from ipu_dynamo.runtime.update.host_update import HostGradients, HostStepper, Ho
 from ipu_dynamo.runtime.update.rounding import HalfRounder
 from ipu_dynamo.runtime.update.traced_update import TracedFactors
 from ipu_dynamo.runtime.update.update_tensors import distinct
+
+Block = Callable[[Plain], AbstractContextManager[None]]  # in which an instruction runs
 
 
 class StepEnd:
@@ -111,6 +115,10 @@ class StepEnd:
         self._prepare: list[Callable[[Hyperparameters], None]] = []
         self._write: list[Callable[[], None]] = []
         self._clear: list[Callable[[], None]] = []
+        # of what each of these is a part; a part of no instruction is not timed
+        self._prepared_for: list[Plain] = []
+        self._written_for: list[Plain] = []
+        self._cleared_for: list[Plain] = []
         self.lasting: dict[str, list[Tensor]] = {}  # written by the second part
         self.last_loss_scale: Tensor | None = None  # of the last step, where it is adjusted
         for instruction in instructions:
@@ -150,23 +158,40 @@ class StepEnd:
                     self._count(self._memory.gather, [name], shards)
                 case _:
                     raise ValueError(f"no end of a step does this: {instruction}")
+            self._note(instruction)
         if factors is not None and (self._write or streams is not None):
             self._lasts(made.counters)
             self._write.append(factors.write)
+            self._note(made)
+
+    def _note(self, instruction: Plain) -> None:
+        """Note the instruction that the newest parts of the step belong to."""
+        for parts, of in (
+            (self._prepare, self._prepared_for),
+            (self._write, self._written_for),
+            (self._clear, self._cleared_for),
+        ):
+            of += [instruction] * (len(parts) - len(of))
 
     @cached_property
     def commits(self) -> bool:
         """Whether there is anything to write that lasts, here or on another rank."""
         return bool(self._write or self.streams or self._exchanges)
 
-    def prepare(self, hyperparameters: Hyperparameters) -> None:
+    def prepare(self, hyperparameters: Hyperparameters, timed: Block | None = None) -> None:
         """Run the part before the first write of a lasting variable.
 
         Args:
             hyperparameters: of every update group.
+            timed: makes a block of each instruction; None: nobody wants its time.
         """
-        for run in self._prepare:
-            run(hyperparameters)
+        if timed is None:
+            for run in self._prepare:
+                run(hyperparameters)
+        else:
+            for run, of in zip_longest(self._prepare, self._prepared_for):
+                with nullcontext() if of is None else timed(of):
+                    run(hyperparameters)
 
     def begin(self) -> None:
         """Begin a step with other ranks."""
@@ -196,12 +221,20 @@ class StepEnd:
         self._prepare.append(lambda _: self._exchange(first))
         self._write.append(first.write)
 
-    def write(self) -> None:
+    def write(self, timed: Block | None = None) -> None:
         """Write the lasting variables, once prepared, and set accumulators to zero."""
-        for run in self._write:
-            run()
-        for run in self._clear:  # once all is written
-            run()
+        if timed is None:
+            for run in self._write:
+                run()
+            for run in self._clear:  # once all is written
+                run()
+        else:
+            for run, of in chain(
+                zip_longest(self._write, self._written_for),
+                zip_longest(self._clear, self._cleared_for),
+            ):
+                with nullcontext() if of is None else timed(of):
+                    run()
 
     def reload_states(self) -> None:
         """Take notice that optimiser states were overwritten."""

@@ -15,14 +15,8 @@ from ipu_dynamo.profiling.recording import (
 )
 from ipu_dynamo.program.schedule.actions import AddGradients, RunPass
 from ipu_dynamo.program.schedule.stage_passes import StagePass
-from ipu_dynamo.runtime.execute.observer import Interval, Observer
-
-_DIRECTIONS = {"forward_backward": "forward and backward", "weights": "weight gradients"}
-
-
-def title_of(of: StagePass) -> str:
-    """What a stage pass is called in traces: `stage 1 backward`."""
-    return f"stage {of.stage} {_DIRECTIONS.get(of.direction, of.direction)}"
+from ipu_dynamo.runtime.execute.observer import Observer
+from ipu_dynamo.runtime.execute.timed import Interval, title_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
-"""Check that tracepoints are recorded where the environment asks for it, and change nothing."""
+"""Check that tracepoints are recorded with what runs, and change nothing otherwise."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import ipu_dynamo
+from ipu_dynamo.profiling import recording
 from poptorch import profiling
+from tests.profiling.strict_reader import read_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,45 +23,41 @@ class Worker:
         raise KeyError
 
 
-@pytest.fixture
-def recorder(monkeypatch, tmp_path):
-    recorder = profiling._Recorder(tmp_path / "deep" / "trace.json")
-    monkeypatch.setattr(profiling, "_recorder", recorder)
-    return recorder
-
-
-def test_nothing_is_recorded_unless_asked_for(monkeypatch):
-    monkeypatch.setattr(profiling, "_recorder", profiling._Recorder(None))
+def test_nothing_is_recorded_unless_asked_for():
+    assert not recording.active
     channel, worker = profiling.Channel("c"), Worker()
     assert channel.instrument(worker, "double", "missing") is worker
     assert vars(worker) == {}
     with channel.tracepoint("span"):
         pass
-    assert profiling._recorder._events == []
 
 
-def test_spans_are_recorded_with_channel_and_duration(recorder, tmp_path):
+def test_spans_are_recorded_with_channel_and_duration(tmp_path):
     channel, worker = profiling.Channel("work"), Worker()
-    assert channel.instrument(worker, "double", "fail") is worker
-    assert worker.double(4) == 8
-    with pytest.raises(KeyError):
-        worker.fail()
-    with channel.tracepoint("outer"), channel.tracepoint("inner"):
-        pass
-    recorder.write()
-    events = json.loads((tmp_path / "deep" / "trace.json").read_text())["traceEvents"]
-    names = [event["name"] for event in events]
-    assert names == ["work.double", "work.fail", "work.inner", "work.outer"]
-    inner, outer = events[2:]
-    assert outer["ts"] <= inner["ts"]
-    assert outer["dur"] >= inner["dur"] >= 0
-    assert {event["pid"] for event in events} == {os.getpid()}
+    with ipu_dynamo.profile(tmp_path / "deep" / "trace.json"):
+        assert channel.instrument(worker, "double", "fail") is worker
+        assert worker.double(4) == 8
+        with pytest.raises(KeyError):
+            worker.fail()
+        with channel.tracepoint("outer"), channel.tracepoint("inner"):
+            pass
+    spans = read_trace(tmp_path / "deep" / "trace.json").spans
+    assert [span["name"] for span in spans] == [
+        "work.double",
+        "work.fail",
+        "work.inner",
+        "work.outer",
+    ]
+    inner, outer = spans[2:]
+    assert outer["begin"] <= inner["begin"] <= inner["end"] <= outer["end"]
+    assert {span["pid"] for span in spans} == {os.getpid()}
+    assert {span["cat"] for span in spans} == {"work"}
 
 
 @pytest.mark.parametrize(
     ("variables", "name"),
     [
-        ({"IPU_DYNAMO_TRACE": "mine.json"}, "mine.json"),
+        ({"IPU_DYNAMO_TRACE": "mine.json", "PVTI_OPTIONS": '{"enable": "true"}'}, None),
         ({"PVTI_OPTIONS": '{"enable": "true"}'}, "PID.trace.json"),
         (
             {"PVTI_OPTIONS": '{"enable": "true", "directory": "sub"}'},
@@ -80,9 +78,52 @@ def test_the_environment_names_the_file(monkeypatch, tmp_path, variables, name):
     assert profiling._path() == wanted
 
 
-def test_the_trace_is_complete_at_the_end_of_the_process(tmp_path):
-    code = "import poptorch\nwith poptorch.profiling.Channel('a').tracepoint('b'): pass"
+PROGRAM = """
+import torch, poptorch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = poptorch.BeginBlock(nn.Linear(4, 4), "a", ipu_id=0)
+        self.second = poptorch.BeginBlock(nn.Linear(4, 2), "b", ipu_id=1)
+
+    def forward(self, x, y=None):
+        out = self.second(torch.relu(self.first(x)))
+        return out, nn.functional.cross_entropy(out, y)
+
+options = poptorch.Options()
+options.Training.gradientAccumulation(4)
+model = Net()
+training = poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=0.1))
+for _ in range(2):
+    training(torch.randn(8, 4), torch.zeros(8, dtype=torch.long))
+with poptorch.profiling.Channel("a").tracepoint("b"):
+    pass
+"""
+
+
+def test_a_variable_records_a_program_as_it_is(tmp_path):
     file = tmp_path / "trace.json"
     environment = {**os.environ, "IPU_DYNAMO_TRACE": str(file), "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
-    assert [event["name"] for event in json.loads(file.read_text())["traceEvents"]] == ["a.b"]
+    environment["IPU_DYNAMO_ENGINE"] = "eager"
+    subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True, timeout=120)
+    trace = read_trace(file)
+    assert {*trace.processes.values()} > {"IPU 0", "IPU 1"}
+    assert [span["name"] for span in trace.of("call")] == ["training call"] * 2
+    assert [span["name"] for span in trace.of("a")] == ["a.b"]
+    assert {"Differentiate", "Emit", "FuseStep"} <= {span["name"] for span in trace.of("pass")}
+    passes = trace.of("stage pass")
+    assert len(passes) == len({span["begin"] for span in passes}) == 2 * 4 * 3
+    assert trace.of("step")[0]["begin"] > trace.of("pass")[-1]["end"]
+
+
+@pytest.mark.slow
+def test_pvti_options_write_a_file_for_the_process(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PVTI_OPTIONS": '{"enable": "true"}'}
+    environment.pop("IPU_DYNAMO_TRACE", None)
+    code = "import poptorch\nwith poptorch.profiling.Channel('a').tracepoint('b'): pass"
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, env=environment, cwd=tmp_path, check=True, timeout=120)
+    (file,) = tmp_path.glob("*.trace.json")
+    assert [span["name"] for span in read_trace(file).spans] == ["a.b"]

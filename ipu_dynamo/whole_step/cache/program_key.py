@@ -105,6 +105,7 @@ def of_program(options: Options) -> Options:
         check_compiled="auto",
         enforce_memory=None,
         progress=True,
+        record=None,
         mesh=None,
     )
 

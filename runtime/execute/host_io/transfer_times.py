@@ -11,7 +11,8 @@ from typing import NamedTuple, Self
 from ipu_dynamo.program import Output, Program
 from ipu_dynamo.runtime.execute.host_io.batching import Batching
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams
-from ipu_dynamo.runtime.execute.observer import Interval, Observer
+from ipu_dynamo.runtime.execute.observer import Observer
+from ipu_dynamo.runtime.execute.timed import Interval
 
 _NEVER = (0.0, 0.0)
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ipu_dynamo.ops.private.native import foreach_add_
+from ipu_dynamo.profiling.private.profiler import ProfilerRow
 from ipu_dynamo.program import Collective, Program, Receive, ReceiveFromRank, SendToRank
 from ipu_dynamo.program.deferred import Deferred
 from ipu_dynamo.program.schedule.actions import AddGradients, RunPass
@@ -18,17 +19,20 @@ from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.share import OwnReplicas
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams
 from ipu_dynamo.runtime.execute.memory.storage import Storage
-from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
+from ipu_dynamo.runtime.execute.memory.streaming_memory import Kept, StreamingMemory
 from ipu_dynamo.runtime.execute.observer import NOBODY, Observer
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import (
     Stages,
+    TimedTask,
     bind_passes,
+    bind_timed_passes,
     failure_of,
 )
 from ipu_dynamo.runtime.execute.tasks.rank_streams import RankStreams
 from ipu_dynamo.runtime.execute.tasks.replica_exchange import ReplicaExchange
 from ipu_dynamo.runtime.execute.tasks.task_code import Binding
 from ipu_dynamo.runtime.execute.tasks.workers import Reports, Workers
+from ipu_dynamo.runtime.execute.timed import Timed, title_of
 from ipu_dynamo.tune.intra_op import intra_op_threads
 
 
@@ -129,6 +133,8 @@ class MicroBatchLoop:
         taken, left, ended = observer.received, observer.sent, observer.task_ended
         observed, passes, ends = observer is not NOBODY, self._schedule.passes, self._ends
         first, first_replica = self._first, self._first_replica
+        timed, held = observer.instruction_ended, observer.values_held
+        timed_tasks = self._timed if timed is not None else {}
         self.failed = ()
         in_flight: list[list[Any]] = [[]] * width  # registers of the micro-batches
         for exchange in self.binding.exchanges.values():
@@ -144,7 +150,13 @@ class MicroBatchLoop:
                 if taken is not None:
                     taken(position, (start, perf_counter()))
             try:
-                tasks[run.index](in_flight[place], position, received, sent)
+                if timed is None:
+                    tasks[run.index](in_flight[place], position, received, sent)
+                else:
+                    of = passes[run.index]
+                    each = partial(Timed, timed, worker, of, run)
+                    with ProfilerRow(title_of(of)):
+                        timed_tasks[run.index](in_flight[place], position, received, sent, each)
             except BaseException:
                 self.failed = min(filter(None, (self.failed, (run.cycle, run.index))))
                 raise
@@ -154,6 +166,8 @@ class MicroBatchLoop:
                 left(position, (perf_counter(), perf_counter()))
             if ended is not None:
                 ended(worker, passes[run.index], run, (start, perf_counter()))
+            if held is not None:
+                held(run.replica, run.micro_batch, self._held(in_flight[place]))
 
         def add(worker: int, action: AddGradients) -> None:
             start = perf_counter() if observed else 0.0
@@ -162,6 +176,8 @@ class MicroBatchLoop:
             in_flight[action.micro_batch] = []
             if ended is not None:
                 ended(worker, passes[-1], action, (start, perf_counter()))
+            if held is not None:
+                held(action.replica, action.micro_batch, {})
 
         reports = None
         if observer.iteration_ended is not None and not self._trains:
@@ -173,6 +189,36 @@ class MicroBatchLoop:
                 )
         finally:
             in_flight.clear()  # else an error keeps the values of its step alive
+
+    @cached_property
+    def _timed(self) -> dict[int, TimedTask]:
+        """The tasks of steps whose instructions are timed."""
+        return dict(zip(self._tasks, bind_timed_passes(self.binding), strict=True))
+
+    @cached_property
+    def _makers(self) -> dict[int, int]:
+        """For the register of each value of a micro-batch, the IPU that makes it first."""
+        registers, makers = self.binding.registers, dict[int, int]()
+        stay = {registers[variable.name] for variable in self.binding.program.variables}
+        for instruction in sections(self.binding.program).loop:
+            for use in instruction.makes:
+                makers.setdefault(registers[use.name], use.ipu)
+            for move in instruction.moves:
+                if move.makes:
+                    ipu = next(p for p in (move.dst, move.src) if isinstance(p, int))
+                    makers.setdefault(registers[move.result], ipu)
+        return {register: ipu for register, ipu in makers.items() if register not in stay}
+
+    def _held(self, frame: Sequence[Any]) -> dict[int, int]:
+        """For each IPU, the bytes of the values that a micro-batch holds; views count once."""
+        nbytes, seen = dict[int, int](), set[int]()
+        for register, ipu in self._makers.items() if frame else ():
+            value = frame[register]
+            tensor = value.tensor if isinstance(value, Kept) else value
+            if tensor is not None and tensor.data_ptr() not in seen:
+                seen.add(tensor.data_ptr())
+                nbytes[ipu] = nbytes.get(ipu, 0) + tensor.nbytes
+        return nbytes
 
 
 class _Gradients:

@@ -1,8 +1,11 @@
 """Bind a program's loop over micro-batches to the callables of its functions."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
+from ipu_dynamo.profiling import recording
+from ipu_dynamo.profiling.private.profiler import profiler_runs
 from ipu_dynamo.program import HostProgram, Plain, Program
 from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.program.schedule.sections import sections
@@ -16,8 +19,20 @@ from ipu_dynamo.runtime.execute.tasks.task_code import Binding, Failed, TaskWrit
 # A stage pass of one micro-batch, given its registers, its number in the call, the values of every
 # input stream, and the places of every output.
 Task = Callable[[list[Any], int, Sequence[Sequence[Any]], Sequence[Any]], None]
+# The same, and what makes a block of each of its instructions.
+TimedTask = Callable[
+    [
+        list[Any],
+        int,
+        Sequence[Sequence[Any]],
+        Sequence[Any],
+        Callable[[Plain], AbstractContextManager[None]],
+    ],
+    None,
+]
 Stages = Mapping[str, tuple[FunctionRecipe, Stage]]
 _ARGUMENTS = "r, k, received, sent"
+_TIMED = f"{_ARGUMENTS}, timed"
 
 
 def stages_of(
@@ -54,32 +69,61 @@ def failure_of(program: Program, replicas: OwnReplicas | None = None) -> Failed:
 
 def bind_passes(binding: Binding) -> list[Task]:
     """A function for every stage pass of a micro-batch."""
-    writer = TaskWriter(binding, instructions_of_passes(sections(binding.program).loop))
-    return [
-        writer.function(f"pass{number}", _ARGUMENTS, lines)
-        for number, lines in enumerate(writer.lines)
-    ]
+    return _functions(binding, _passes(binding), timed=False)
+
+
+def bind_timed_passes(binding: Binding) -> list[TimedTask]:
+    """The same functions, which time their instructions."""
+    return _functions(binding, _passes(binding), timed=True)
 
 
 def bind_instructions(binding: Binding, instructions: Sequence[Plain]) -> Task:
     """A function for instructions that run once for all micro-batches."""
-    writer = TaskWriter(binding, [instructions])
-    return writer.function("before", _ARGUMENTS, writer.lines[0])
+    (task,) = _functions(binding, [instructions], timed=False)
+    return task
+
+
+def bind_timed_instructions(binding: Binding, instructions: Sequence[Plain]) -> TimedTask:
+    """The same function, which times its instructions."""
+    (task,) = _functions(binding, [instructions], timed=True)
+    return task
+
+
+def _passes(binding: Binding) -> list[list[Plain]]:
+    return instructions_of_passes(sections(binding.program).loop)
+
+
+def _functions(
+    binding: Binding, passes: Sequence[Sequence[Plain]], *, timed: bool
+) -> list[Callable[..., None]]:
+    writer = TaskWriter(binding, passes, timed=timed)
+    arguments = _TIMED if timed else _ARGUMENTS
+    return [
+        writer.function(f"pass{number}", arguments, lines)
+        for number, lines in enumerate(writer.lines)
+    ]
 
 
 def bind_call(
-    binding: Binding, further: Sequence[Any], results: Sequence[int]
+    binding: Binding,
+    further: Sequence[Any],
+    results: Sequence[int],
+    recorded: Callable[[list[Any]], tuple[Any, ...]] | None = None,
 ) -> Callable[[list[Any]], tuple[Any, ...]]:
     """One function for all of a micro-batch: of a list with the first registers, which it empties,
     to the values of `results`.
 
     Args:
         further: first values of the registers after the ones in the list.
+        recorded: does the same while something records it; None: nothing does.
     """
-    writer = TaskWriter(binding, instructions_of_passes(sections(binding.program).loop))
-    writer.names["further"] = list(further)
+    writer = TaskWriter(binding, _passes(binding))
+    writer.names |= {"further": list(further), "recorded": recorded}
+    writer.names |= {"recording": recording, "profiler_runs": profiler_runs}
     returned = "".join(f"r[{register}], " for register in results)
+    asks = ["if recording.active or profiler_runs():", "    return recorded(given)"]  # no calls
     lines = [
+        *(asks if recorded is not None else ()),
         "r, k = given + further, 0",
         "given.clear()",
         *(line for of in writer.lines for line in of),

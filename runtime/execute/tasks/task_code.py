@@ -124,6 +124,7 @@ class TaskWriter:
 
     Args:
         passes: all instructions of a micro-batch, by function.
+        timed: each instruction runs in a block `with timed(instruction)`.
 
     Attributes:
         names: the global names of the functions.
@@ -132,7 +133,9 @@ class TaskWriter:
             `r13, r14 = call! step1(r1, r11, !r3); free r11`; `!` is before a written argument.
     """
 
-    def __init__(self, binding: Binding, passes: Sequence[Sequence[Plain]]) -> None:
+    def __init__(
+        self, binding: Binding, passes: Sequence[Sequence[Plain]], *, timed: bool = False
+    ) -> None:
         self._binding = binding
         bound = binding.bound([instruction for of in passes for instruction in of])
         last = {register: place for place, one in enumerate(bound) for register in one.registers}
@@ -147,6 +150,8 @@ class TaskWriter:
         written = [[self._written(*next(each)) for _ in of] for of in passes]
         self.lines = [[line for lines, _ in of for line in lines] for of in written]
         self.texts = [[text for _, text in of] for of in written]
+        if timed:
+            self.lines = self._timed(passes, written)
         self._give(passes, bound, ends)
 
     def function(self, name: str, arguments: str, lines: Sequence[str]) -> Callable[..., Any]:
@@ -160,6 +165,29 @@ class TaskWriter:
                 called.held_in(names, stage)
         function: Callable[..., Any] = names[name]
         return function
+
+    def _timed(
+        self,
+        passes: Sequence[Sequence[Plain]],
+        written: Sequence[Sequence[tuple[list[str], str]]],
+    ) -> list[list[str]]:
+        """The lines of each function, those of each instruction in a block."""
+        self.names |= {
+            f"instruction{number}_{place}": instruction
+            for number, of in enumerate(passes)
+            for place, instruction in enumerate(of)
+        }
+        return [
+            [
+                line
+                for place, (lines, _) in enumerate(of)
+                for line in (
+                    f"with timed(instruction{number}_{place}):",
+                    *(f"    {line}" for line in lines or ["pass"]),
+                )
+            ]
+            for number, of in enumerate(written)
+        ]
 
     def _give(
         self,

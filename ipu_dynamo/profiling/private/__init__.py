@@ -1,0 +1,1 @@
+"""Hold the private names of PyTorch's profiler."""
