@@ -11,69 +11,21 @@ and went, and the difference of the texts.
 
 import os
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from difflib import unified_diff
 from pathlib import Path
 
-from torch import fx
-
-from ipu_dynamo.capture.capture import Capture
-from ipu_dynamo.capture.update.record_update import RecordedUpdate
 from ipu_dynamo.ops.private.structured_trace import is_tracing, write_artifact
+from ipu_dynamo.passes.contents import graphs_of, operators_of
 from ipu_dynamo.passes.host.recipes.figures import figures_of
 from ipu_dynamo.passes.kit import Pass
-from ipu_dynamo.passes.levels import BatchPieces, Directions, Model, Partitioned, SplitCapture
-from ipu_dynamo.passes.update_levels import UpdateFunctions, UpdateGraphs
-from ipu_dynamo.program import Function, HostProgram
+from ipu_dynamo.passes.levels import Model
+from ipu_dynamo.program import HostProgram
 from ipu_dynamo.program.text.operator_text import operator_label
 from ipu_dynamo.rank_number import ranks, this_rank
 
 DUMP = "IPU_DYNAMO_DUMP"  # environment variable: a folder for the model after each pass
 PASSES, OPERATORS = "passes.txt", "operators.txt"
-
-
-def operators_in(model: Model) -> int:
-    """How many operators a model has; a function of a program counts once."""
-    return sum(1 for _ in _operators(model))
-
-
-def _operators(model: Model) -> Iterator[fx.Node]:
-    for graph in _graphs(model):
-        for node in graph.graph.nodes:
-            if node.op not in ("placeholder", "output"):
-                yield node
-
-
-def _graphs(model: Model) -> list[fx.GraphModule]:
-    if isinstance(model, Capture):
-        return [model.graph]
-    if isinstance(model, Directions):
-        return [model.forward, model.backward]
-    if isinstance(model, Partitioned):
-        return [part.graph for part in model.parts]
-    if isinstance(model, SplitCapture):
-        return [model.capture.graph]
-    if isinstance(model, BatchPieces):
-        return [piece.capture.graph for piece in model.pieces]
-    if isinstance(model, RecordedUpdate | UpdateGraphs):
-        return [step.graph for step in model.steps]
-    if isinstance(model, Function):
-        return [model.graph]
-    if isinstance(model, UpdateFunctions):
-        functions = [f for step in model.steps for f in (step.factors, *step.pieces.values())]
-        return [function.graph for function in functions]
-    if isinstance(model, HostProgram):
-        return [function.graph for function in _run_here(model)]
-    return [function.graph for function in model.functions]
-
-
-def _run_here(host: HostProgram) -> Iterator[Function]:
-    """The functions that this computer runs, with its own operators once a pass has chosen them."""
-    functions = host.runs.functions if host.fused is None else (host.fused.function,)
-    for function in functions:
-        recipe = host.recipes.get(function.name)
-        yield function if recipe is None else recipe.lowered
 
 
 @dataclass
@@ -125,7 +77,8 @@ class Dump:
     def _write(self, numbered: str, model: Model, step: Pass | None, changed: bool) -> None:
         from ipu_dynamo.passes.level_text import pass_text, write_level  # others do not pay for it
 
-        text, operators = write_level(model), Counter(map(operator_label, _operators(model)))
+        text = write_level(model)
+        operators = Counter(map(operator_label, operators_of(graphs_of(model))))
         came, went = operators - self.operators, self.operators - operators
         if self.folder is not None:
             (self.folder / f"{numbered}.txt").write_text(text)

@@ -1,12 +1,13 @@
 """Hold the shared parts of passes: the name, the options, planning and applying, the changes."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, dataclass_transform
 
 from torch import fx
 
 from ipu_dynamo.options import Choice
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.levels import Level
 
 
@@ -19,16 +20,25 @@ class Pass:
         level: of the model that the step takes.
         needed: why the step cannot be left out; empty: it can.
         choices: of a step that takes a decision; its field `forced` is that of the user, or None.
+        acts_on: targets of nodes without one of which the step has no work; empty: any graph.
     """
 
     name: ClassVar[str]
     level: Level
     needed: ClassVar[str] = ""
     choices: ClassVar[tuple[Choice, ...]] = ()
+    acts_on: ClassVar[Collection[object]] = ()
 
     def __init_subclass__(cls) -> None:
         cls.name = cls.__name__
         dataclass(frozen=True)(cls)
+
+    def applies(self, model: Any, contents: Contents, /) -> bool:
+        """Say whether the step may have work: a change, an error or a warning.
+
+        The manager does not enter a step that does not apply. If in doubt, the answer is True.
+        """
+        return not self.acts_on or not contents.targets.isdisjoint(self.acts_on)
 
     def __call__(self, model: Any, /) -> Any:
         """Rewrite `model` in place and say whether anything changed, or return the new model."""

@@ -8,7 +8,8 @@ from difflib import get_close_matches
 from time import perf_counter
 
 from ipu_dynamo.options import Choice, OptionError
-from ipu_dynamo.passes.dump import Dump, operators_in
+from ipu_dynamo.passes.contents import Contents
+from ipu_dynamo.passes.dump import Dump
 from ipu_dynamo.passes.invariants import ESTABLISHING, check
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.levels import Level, Model, level_of
@@ -26,6 +27,7 @@ class PassRun:
     Args:
         changed: whether it changed the graph or its annotations, or made a new level.
         before, after: operators.
+        entered: whether it was called; if not, it does not apply to what the model contains.
     """
 
     name: str
@@ -34,8 +36,11 @@ class PassRun:
     before: int
     after: int
     seconds: float
+    entered: bool = True
 
     def __str__(self) -> str:
+        if not self.entered:
+            return f"{self.name}: does not apply"
         count = f"{self.before} operators"
         if self.before != self.after:
             count = f"{self.before} -> {self.after} operators"
@@ -61,6 +66,7 @@ class PassManager:
         first: name of the level before the first pass.
         watch: is called with the model before the first pass, and after each.
         runs: outcomes so far.
+        contents: of the model, while `run` runs.
     """
 
     graph: str
@@ -69,6 +75,7 @@ class PassManager:
     runs: list[PassRun] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
     dump: Dump | None = None
+    contents: Contents = field(init=False)
 
     def run(self, passes: Sequence[Pass], model: Model) -> Model:
         """Run `passes` on `model`, and return the result.
@@ -80,6 +87,7 @@ class PassManager:
         if self.dump is None:
             self.dump = Dump.begin(self.graph)
             self._show(self.first, model)
+        self.contents = Contents.of(model)
         for number, step in enumerate(passes, 1):
             begin("passes", number, len(passes))
             model = self._run(step, model)
@@ -102,23 +110,26 @@ class PassManager:
         return model
 
     def _run_alone(self, step: Pass, model: Model) -> Model:
+        start, before = perf_counter(), self.contents
+        entered = changed = False
         try:
             if step.level != level_of(model):  # not `assert`, which `python -O` leaves out
                 raise AssertionError(f"it takes a {step.level}, not {level_of(model)}")
-            before, start = operators_in(model), perf_counter()
-            result = step(model)
-            changed = result if isinstance(result, bool) else result is not model
-            model = model if isinstance(result, bool) else result
+            if entered := step.applies(model, before):
+                result = step(model)
+                changed = result if isinstance(result, bool) else result is not model
+                model = model if isinstance(result, bool) else result
             self.done.add(step.name)
             if changed or step.name in ESTABLISHING:
                 check(model, level_of(model), self.done)
         except Exception as error:
             error.add_note(f"in pass {step.name}")
             raise
+        if changed:
+            self.contents = Contents.of(model)
+        operators = before.operators, self.contents.operators
         seconds = perf_counter() - start
-        self.runs.append(
-            PassRun(step.name, step.level, changed, before, operators_in(model), seconds)
-        )
+        self.runs.append(PassRun(step.name, step.level, changed, *operators, seconds, entered))
         log.debug("%s", self.runs[-1])
         return model
 

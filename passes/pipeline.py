@@ -17,6 +17,7 @@ an optimiser's step that is traced     update_passes, before the model is compil
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from ipu_dynamo.capture.capture import Joint, Traced
 from ipu_dynamo.capture.private.aot import Cutting
@@ -604,7 +605,8 @@ def with_update(program: Program, machine: Machine = ANY_MACHINE) -> HostProgram
     return run_host_passes(host, _share_passes(machine), PassManager("retraced", first="host"))
 
 
-def all_passes() -> list[Pass]:
+@cache
+def all_passes() -> tuple[Pass, ...]:
     """Every pass that there is, once, with default options."""
     options = Options()
     steps: list[Pass] = [
@@ -640,7 +642,7 @@ def all_passes() -> list[Pass]:
         *split_passes(),
         StreamRows(),
     ]
-    return list({step.name: step for step in steps}.values())
+    return tuple({step.name: step for step in steps}.values())
 
 
 def left_out(passes: Passes, options: Options) -> list[Pass]:

@@ -18,6 +18,7 @@ from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.capture.private.aot import with_effects
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.aten import aten
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.kit import GraphPass
 
 _CHECKS = (aten._linalg_check_errors.default,)
@@ -28,6 +29,11 @@ class CallChecks(GraphPass):
 
     level = "joint"
     needed = "programs have no tokens"
+
+    def applies(self, capture: Joint, contents: Contents) -> bool:
+        return with_effects in contents.targets or any(
+            role.kind == "token" for role in capture.placeholders
+        )
 
     def rewrite(self, capture: Joint) -> bool:
         graph = capture.graph.graph

@@ -19,6 +19,7 @@ class KeepPrinted(GraphPass):
     """The pass, on a joint graph that is to be cut in two."""
 
     level = "joint"
+    acts_on = (print_tensor_op,)
     needed = "the backward pass would print again"
 
     def plan(self, graph: fx.Graph) -> list[fx.Node]:

@@ -285,6 +285,7 @@ class SelectByIndices(GraphPass):
     """The pass. Other cuts at values are refused later."""
 
     level = "joint"
+    acts_on = tuple(_FIRST_OPTION)
 
     def rewrite(self, capture: Joint) -> bool:
         cuts = _cuts_at_values(capture.graph.graph)

@@ -18,6 +18,7 @@ from torch import fx
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.marks.markers import gradient_op
 from ipu_dynamo.options import Anchor
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.kit import GraphPass
 from ipu_dynamo.passes.traced.anchor_values import anchor_value
 
@@ -29,6 +30,9 @@ class AnchorGradients(GraphPass):
     needed = "marks of gradients are no operators"
 
     anchors: Mapping[str, Anchor] = field(default_factory=dict)
+
+    def applies(self, capture: Joint, contents: Contents) -> bool:
+        return bool(self.anchors) or gradient_op in contents.targets
 
     def rewrite(self, capture: Joint) -> bool:
         marks = capture.graph.graph.find_nodes(op="call_function", target=gradient_op)

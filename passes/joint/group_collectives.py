@@ -24,6 +24,7 @@ from ipu_dynamo.ops.library.replica_collectives import (
     all_reduce_gradient_op,
     all_to_all_op,
 )
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.graph.builder import become, replace
 from ipu_dynamo.passes.kit import GraphPass
 
@@ -39,10 +40,14 @@ class GroupCollectives(GraphPass):
     """
 
     level = "joint"
+    acts_on = _ALL
     needed = "collectives of replicas are no operators of functions"
 
     replicas: int | None = None
     phased: bool = False
+
+    def applies(self, capture: Joint, contents: Contents) -> bool:
+        return contents.bodies or super().applies(capture, contents)
 
     def rewrite(self, capture: Joint) -> bool:
         graph = capture.graph.graph

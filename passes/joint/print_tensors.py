@@ -26,6 +26,7 @@ class PrintTensors(GraphPass):
     """The pass."""
 
     level = "joint"
+    acts_on = (print_tensor_op,)
     needed = "workers would print in any order"
 
     def rewrite(self, capture: Joint) -> bool:

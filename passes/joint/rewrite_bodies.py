@@ -22,6 +22,7 @@ from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.bodies import Body, bodies_of
 from ipu_dynamo.ops.control_flow import rename
 from ipu_dynamo.ops.private.graphs import module_of
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.graph.extract import copied
 from ipu_dynamo.passes.joint.precision.stochastic_rounding import computing_in_half, rounding
 from ipu_dynamo.passes.kit import GraphPass, Pass
@@ -41,6 +42,9 @@ class RewriteBodies(GraphPass):
 
     passes: tuple[Pass, ...]
     stochastic_rounding: bool = False
+
+    def applies(self, capture: Joint, contents: Contents) -> bool:
+        return contents.bodies
 
     def rewrite(self, capture: Joint) -> bool:
         return self._rewrite(capture.graph.graph, {})

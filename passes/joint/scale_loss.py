@@ -31,6 +31,7 @@ from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import depending_on, is_view
 from ipu_dynamo.options import AutomaticLossScaling
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.graph.builder import become, call
 from ipu_dynamo.passes.graph.upcast import is_half
 from ipu_dynamo.passes.joint.precision.upcast_half_matmuls import PRODUCTS
@@ -65,6 +66,9 @@ class ScaleLoss(GraphPass):
     variable: bool
     start: float
     automatic: AutomaticLossScaling | None = None
+
+    def applies(self, capture: Joint, contents: Contents) -> bool:
+        return self.variable
 
     def rewrite(self, capture: Joint) -> bool:
         graph = capture.graph.graph

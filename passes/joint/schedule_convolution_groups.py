@@ -54,6 +54,7 @@ class ScheduleConvolutionGroups(GraphPass):
     """The pass."""
 
     level = "joint"
+    acts_on = _CONVOLUTIONS
 
     def plan(self, graph: fx.Graph) -> list[_Group]:
         """The convolutions of each group and direction that are not side by side yet."""

@@ -20,6 +20,7 @@ from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import only_looks, writes
 from ipu_dynamo.ops.operator_costs import ANCHORED
 from ipu_dynamo.ops.private.graphs import OpOverload
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.kit import GraphPass
 
 
@@ -27,6 +28,9 @@ class SeparateAnchors(GraphPass):
     """The pass."""
 
     level = "joint"
+
+    def applies(self, capture: Joint, contents: Contents) -> bool:
+        return bool(capture.report.anchors or capture.report.prints)
 
     def rewrite(self, capture: Joint) -> bool:
         anchored = {*capture.report.anchors.values(), *capture.report.prints}

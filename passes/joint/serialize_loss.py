@@ -165,6 +165,7 @@ class SerializeLoss(GraphPass):
     """The pass."""
 
     level = "joint"
+    acts_on = (serialized_matmul_op,)
 
     def rewrite(self, capture: Joint) -> bool:
         graph = capture.graph.graph

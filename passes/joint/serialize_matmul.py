@@ -98,6 +98,7 @@ class SerializeMatmul(GraphPass):
     """The pass."""
 
     level = "joint"
+    acts_on = (serialized_matmul_op,)
 
     def plan(self, graph: fx.Graph) -> tuple[MatmulSplit, ...]:
         """Decide how to split each marked product. Reads the graph, changes nothing."""

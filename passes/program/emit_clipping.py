@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import torch
 
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import (
     AllReduce,
@@ -43,6 +44,9 @@ class ClipGradients(Pass):
     needed = "the optimiser says so"
 
     clip: Clip | None = None
+
+    def applies(self, program: Program, contents: Contents) -> bool:
+        return self.clip is not None
 
     def __call__(self, program: Program) -> Program:
         after = sections(program).after

@@ -16,6 +16,7 @@ from functools import cached_property
 
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.options import Options
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.program.emit_update import UpdateGroup, trained, with_updates
 from ipu_dynamo.program import (
@@ -58,6 +59,9 @@ class EmitTracedUpdate(Pass):
 
     options: Options
     groups: Sequence[UpdateGroup] = ()
+
+    def applies(self, program: Program, contents: Contents) -> bool:
+        return any(group.trace for group in self.groups)
 
     def __call__(self, program: Program) -> Program:
         """Write the end of the step.

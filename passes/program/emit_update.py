@@ -17,6 +17,7 @@ import torch
 
 from ipu_dynamo.capture.capture import LOSS_SCALE
 from ipu_dynamo.options import Options
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import (
     AllReduce,
@@ -90,6 +91,9 @@ class EmitUpdate(Pass):
 
     options: Options
     groups: Sequence[UpdateGroup] = ()
+
+    def applies(self, program: Program, contents: Contents) -> bool:
+        return not any(group.trace for group in self.groups)
 
     def __call__(self, program: Program) -> Program:
         if program.kind != "training" or any(group.trace for group in self.groups):

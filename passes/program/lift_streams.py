@@ -21,6 +21,7 @@ from torch import fx
 from ipu_dynamo.capture.capture import Joint, Placeholder
 from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.private.graphs import module_of
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.graph.builder import call, new_input
 from ipu_dynamo.passes.graph.extract import copied
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import STREAM, WORDS, offset
@@ -110,6 +111,9 @@ class LiftStreams(Pass):
     """The pass."""
 
     level = "parts"
+
+    def applies(self, partitioned: Partitioned, contents: Contents) -> bool:
+        return STREAM in contents.marks
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:
         planned = plan(partitioned.parts)

@@ -14,6 +14,7 @@ import torch
 
 from ipu_dynamo.capture.capture import ACCUMULATION_WEIGHT, STREAMED
 from ipu_dynamo.options import Liveness, Location
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.levels import Move, Moves, Part, Partitioned
 from ipu_dynamo.program import TensorType
@@ -25,6 +26,11 @@ class ActivationRule:
 
     liveness: Liveness
     location: Location
+
+    @property
+    def moves_any(self) -> bool:
+        """Whether any value leaves the chip."""
+        return self.location.off_chip and self.liveness != "always_live"
 
     def moves(self, type: TensorType, maker: Part, reader: Part) -> bool:
         """Whether a value that `maker` made is off the chip before `reader` runs."""
@@ -108,6 +114,9 @@ class OffloadActivations(Pass):
     needed = "the values that it moves are not copied otherwise"
 
     rule: ActivationRule
+
+    def applies(self, partitioned: Partitioned, contents: Contents) -> bool:
+        return self.rule.moves_any or partitioned.moves != Moves()
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:
         streams = {ACCUMULATION_WEIGHT: TensorType(torch.float32, ())}

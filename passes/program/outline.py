@@ -27,6 +27,7 @@ from ipu_dynamo.ops.graph_queries import is_view, makes_constant, root
 from ipu_dynamo.ops.operator_costs import estimated_seconds
 from ipu_dynamo.ops.serialized_loss import serialized_loss
 from ipu_dynamo.options import Outlining
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.graph.add_writes import GraphWrite, add_writes
 from ipu_dynamo.passes.graph.builder import new_input
 from ipu_dynamo.passes.graph.extract import Cut, Extraction, Subgraph, copied
@@ -319,6 +320,9 @@ class Outline(Pass):
     level = "parts"
 
     mode: Outlining = "auto"
+
+    def applies(self, partitioned: Partitioned, contents: Contents) -> bool:
+        return self.mode is not False
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:
         if self.mode is False:

@@ -13,6 +13,7 @@ from torch import fx
 from ipu_dynamo.capture.capture import BACKWARD
 from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import root
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.levels import Part, Partitioned
 from ipu_dynamo.program import OWN_MEMORY, graph_outputs
@@ -23,6 +24,9 @@ class OwnResults(Pass):
 
     level = "parts"
     needed = "a function would write to what another value lies in"
+
+    def applies(self, partitioned: Partitioned, contents: Contents) -> bool:
+        return any(part.writes for part in partitioned.parts)
 
     def __call__(self, partitioned: Partitioned) -> bool:
         read = partitioned.reads

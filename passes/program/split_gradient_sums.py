@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, fx
 
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.graph.gradient_sums import (
     alike,
     erase_unread,
@@ -94,6 +95,9 @@ class SplitGradientSums(Pass):
     """The pass."""
 
     level = "parts"
+
+    def applies(self, partitioned: Partitioned, contents: Contents) -> bool:
+        return any(part.writes for part in partitioned.parts)
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:
         capture = partitioned.capture

@@ -10,7 +10,7 @@ Source   `capture/layers/recurrent_layers.py`, which does the same while a modul
 from torch import fx
 
 from ipu_dynamo.capture.capture import Traced
-from ipu_dynamo.capture.layers.recurrent_layers import call_recurrent_layers
+from ipu_dynamo.capture.layers.recurrent_layers import LAYERS, call_recurrent_layers
 from ipu_dynamo.passes.kit import Pass
 
 
@@ -18,6 +18,7 @@ class CallRecurrentLayers(Pass):
     """The pass, on a graph and those of its checkpoints."""
 
     level = "traced"
+    acts_on = LAYERS
     needed = "PyTorch would take layers apart, and forget the dropout between them"
 
     def __call__(self, capture: Traced) -> bool:

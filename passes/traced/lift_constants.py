@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from ipu_dynamo.capture.capture import Capture, Placeholder, unused
 from ipu_dynamo.capture.outside import outside_of_graph, warn
 from ipu_dynamo.capture.private.tracing import fake_mode, is_fake, to_fake
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.kit import GraphPass
 from ipu_dynamo.passes.levels import Level
 
@@ -29,6 +30,9 @@ class LiftConstants(GraphPass):
 
     level: Level = "traced"
     warn: bool = True
+
+    def applies(self, capture: Capture, contents: Contents) -> bool:
+        return self.warn or contents.attributes
 
     def rewrite(self, capture: Capture) -> bool:
         if self.warn:

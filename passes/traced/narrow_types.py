@@ -29,6 +29,7 @@ from ipu_dynamo.ops.control_flow import control_flow_op
 from ipu_dynamo.ops.graph_queries import is_view, is_view_operator, written_arguments
 from ipu_dynamo.ops.precision.narrowing import NARROW
 from ipu_dynamo.ops.private.graphs import OpOverload, schema_of
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.graph.builder import call, evaluate
 from ipu_dynamo.passes.kit import GraphPass
 
@@ -120,6 +121,9 @@ class NarrowTypes(GraphPass):
     level = "traced"
 
     narrow: bool
+
+    def applies(self, capture: Traced, contents: Contents) -> bool:
+        return self.narrow
 
     def rewrite(self, capture: Traced) -> bool:
         if not self.narrow:

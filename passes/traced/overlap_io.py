@@ -114,6 +114,7 @@ class OverlapIO(GraphPass):
     """The pass."""
 
     level = "traced"
+    acts_on = (overlap_input_op, overlap_output_op)
     needed = "its markers compute nothing that a stage could run"
 
     options: Options

@@ -9,6 +9,7 @@ Source   functions of programs are flat: what loops and branches run is another 
 from ipu_dynamo.capture.capture import Capture
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.private.graphs import HigherOrderOperator
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.levels import Level
 
@@ -17,6 +18,9 @@ class RefuseNestedGraphs(Pass):
     """The pass, before or after autograd."""
 
     level: Level = "traced"
+
+    def applies(self, capture: Capture, contents: Contents) -> bool:
+        return any(isinstance(target, HigherOrderOperator) for target in contents.targets)
 
     def __call__(self, capture: Capture) -> bool:
         for node in capture.graph.graph.nodes:

@@ -24,6 +24,7 @@ class RemoveIdleDropout(Pass):
     """The pass, on a graph of Dynamo's or of ATen's operators and the graphs in it."""
 
     level = "traced"
+    acts_on = _DROPOUTS
 
     def __call__(self, capture: Traced) -> bool:
         modules = [m for m in capture.graph.modules() if isinstance(m, fx.GraphModule)]

@@ -132,6 +132,7 @@ class TagConvolutionGroups(GraphPass):
 
     memory: float | None = None
     level = "traced"
+    acts_on = (*CONVOLUTIONS, begin_convolutions, end_convolutions, set_available_memory_op)
     needed = "its markers compute nothing that a stage could run"
 
     def rewrite(self, capture: Traced) -> bool:

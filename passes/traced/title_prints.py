@@ -19,6 +19,7 @@ class TitlePrints(GraphPass):
     """The pass."""
 
     level = "traced"
+    acts_on = (print_tensor_op,)
 
     def rewrite(self, capture: Traced) -> bool:
         titles = plan(capture)

@@ -24,7 +24,7 @@ from ipu_dynamo.ops.aten import aten
 _PADDED = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional")
 _PACKED = ("data", "batch_sizes", *_PADDED[1:])
 _KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-_LAYERS: dict[Callable[..., Any], str] = {
+LAYERS: dict[Callable[..., Any], str] = {
     function: kind
     for kind in _KINDS
     for overloads in [getattr(aten, kind)]
@@ -46,7 +46,7 @@ class RecurrentLayers(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        kind = _LAYERS.get(func)
+        kind = LAYERS.get(func)
         if kind is None:
             return self.packed.call(func, args, kwargs or {})
         if not _is_packed(args, kwargs or {}):
@@ -59,7 +59,7 @@ class RecurrentLayers(TorchFunctionMode):
 
 def call_recurrent_layers(node: fx.Node) -> bool:
     """Let a node of Dynamo's graph do the same, if it is a layer on padded sequences."""
-    kind = _LAYERS.get(node.target)  # type: ignore[arg-type]
+    kind = LAYERS.get(node.target)  # type: ignore[arg-type]
     if kind is None or _is_packed(node.args, node.kwargs):
         return False
     node.args = (kind, *node.args)

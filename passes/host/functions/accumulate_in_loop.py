@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from ipu_dynamo.ops.aten import aten
-from ipu_dynamo.ops.serialized_loss import serialized_loss_backward_
+from ipu_dynamo.ops.serialized_loss import serialized_loss_backward, serialized_loss_backward_
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.graph.gradient_sums import (
     add_rows,
@@ -103,6 +103,7 @@ class AccumulateInLoop(Pass):
     """The pass. `forced`: whether to, where it can be."""
 
     level = "host"
+    acts_on = (serialized_loss_backward,)
     choices = (True, False)
 
     forced: bool | None = None

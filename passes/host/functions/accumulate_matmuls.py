@@ -125,6 +125,7 @@ class AccumulateMatmuls(Pass):
     """The pass. `forced`: whether to rewrite, regardless of size."""
 
     level = "host"
+    acts_on = (aten.copy_.default, aten.add_.Tensor)
     choices = (True, False)
 
     forced: bool | None = None

@@ -46,6 +46,7 @@ class CallOnednnLstms(Pass):
     """The pass."""
 
     level = "host"
+    acts_on = (lstm,)
 
     def __call__(self, host: HostProgram) -> HostProgram | bool:
         decision = Decision(self.name, "onednn", of="LSTM layers")

@@ -126,6 +126,7 @@ class FuseLoss(Pass):
     """The pass. `forced`: whether to, however few rows a block has."""
 
     level = "host"
+    acts_on = (serialized_loss,)
     choices = (True, False)
 
     forced: bool | None = None

@@ -17,12 +17,14 @@ from torch import fx
 
 from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.private.graphs import module_of
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.graph.builder import new_input
 from ipu_dynamo.passes.graph.extract import copied
 from ipu_dynamo.passes.host.functions.kept_stages import KeptStage, Made, RemainingCall, plan
 from ipu_dynamo.passes.host.functions.rewrite_functions import with_functions
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import (
+    RECOMPUTED,
     Call,
     Decision,
     Function,
@@ -52,6 +54,9 @@ class KeepValues(Pass):
     memory: int | None = None
     streams: Mapping[str, Sequence[int]] = field(default_factory=dict)
     forced: bool | None = None
+
+    def applies(self, host: HostProgram, contents: Contents) -> bool:
+        return RECOMPUTED in contents.marks
 
     def __call__(self, host: HostProgram) -> HostProgram | bool:
         program = host.inlined

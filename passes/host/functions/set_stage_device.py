@@ -17,6 +17,7 @@ from ipu_dynamo.capture.private.tracing import fake_mode_of, pytree
 from ipu_dynamo.ops.bodies import Body, all_bodies, bodies_of
 from ipu_dynamo.ops.control_flow import rename
 from ipu_dynamo.options.devices import devices_of_ipus
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.graph.extract import copy_of
 from ipu_dynamo.passes.host.functions.rewrite_functions import with_functions
 from ipu_dynamo.passes.kit import Pass
@@ -31,6 +32,9 @@ class SetStageDevice(Pass):
     needed = "stages would make tensors on another device than their IPU's"
 
     devices: tuple[torch.device, ...]
+
+    def applies(self, host: HostProgram, contents: Contents) -> bool:
+        return bool(self.devices)
 
     def __call__(self, host: HostProgram) -> HostProgram | bool:
         if not self.devices:

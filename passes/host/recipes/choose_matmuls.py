@@ -28,7 +28,7 @@ from ipu_dynamo.tune.matmul_choice import (
     forced_choice,
     matmul_choice,
 )
-from ipu_dynamo.tune.matmul_classes import MatmulClass, class_of, factors
+from ipu_dynamo.tune.matmul_classes import MATMULS, MatmulClass, class_of, factors
 from ipu_dynamo.tune.matmul_times import Way
 
 _ACTIVATIONS = {"none": "gelu", "tanh": "gelu_tanh"}  # by approximation
@@ -127,6 +127,7 @@ class ChooseMatmuls(RecipePass):
         forced: the library of all matmuls.
     """
 
+    acts_on = MATMULS
     choices = get_args(Library)
 
     figures: Figures | None = None

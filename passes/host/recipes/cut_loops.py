@@ -121,6 +121,8 @@ def parts_of(
 class CutLoops(RecipePass):
     """The pass."""
 
+    acts_on = LOOPS
+
     def rewrite(self, recipe: FunctionRecipe, host: HostProgram | None) -> Rewritten:
         if not has_loop(recipe.lowered.graph.graph):
             return recipe, ()

@@ -40,6 +40,8 @@ def _round(x: Tensor, first: Tensor, second: Tensor) -> list[Tensor]:
 class ExpandRounding(RecipePass):
     """The pass."""
 
+    acts_on = (round_stochastically_op,)
+
     def rewrite(self, recipe: FunctionRecipe, host: HostProgram | None) -> Rewritten:
         graph = recipe.lowered.graph.graph
         if not graph.find_nodes(op="call_function", target=round_stochastically_op):

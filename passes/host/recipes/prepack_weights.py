@@ -9,12 +9,14 @@ Source   oneDNN developer guide, "Inner matmul": weights in a format that the li
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.host.recipes.choose_matmuls import apply, choice_by, decisions_of, plan
 from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass, Rewritten
 from ipu_dynamo.program import Call, Function, HostProgram, Program
 from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.program.schedule.dependencies import changed_variables
 from ipu_dynamo.tune.figures import Figures
+from ipu_dynamo.tune.matmul_classes import MATMULS
 
 
 class PrepackWeights(RecipePass):
@@ -27,11 +29,15 @@ class PrepackWeights(RecipePass):
         forced: whether to pack all weights where possible, regardless of the gain.
     """
 
+    acts_on = MATMULS
     choices = (True, False)
 
     own_tensors: bool = False
     figures: Figures | None = None
     forced: bool | None = None
+
+    def applies(self, host: HostProgram, contents: Contents) -> bool:
+        return self.own_tensors and super().applies(host, contents)
 
     def rewrite(self, recipe: FunctionRecipe, host: HostProgram | None) -> Rewritten:
         if not self.own_tensors or host is None or self.forced is False:

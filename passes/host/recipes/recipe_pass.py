@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import Decision, HostProgram
 from ipu_dynamo.program.recipe import FunctionRecipe
@@ -15,6 +16,9 @@ class RecipePass(Pass):
     """A pass that looks at each recipe of a function that is compiled by itself."""
 
     level = "host"
+
+    def applies(self, host: HostProgram, contents: Contents) -> bool:
+        return any(map(_compiles, host.recipes.values())) and super().applies(host, contents)
 
     @abstractmethod
     def rewrite(self, recipe: FunctionRecipe, host: HostProgram | None) -> Rewritten:
@@ -45,3 +49,8 @@ class RecipePass(Pass):
         if unchanged and not decisions:
             return False
         return replace(host, recipes=recipes).deciding(*decisions)
+
+
+def _compiles(recipe: FunctionRecipe) -> bool:
+    """Whether a function or one of its bodies is compiled."""
+    return recipe.engine == "inductor" or any(map(_compiles, recipe.bodies))

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from torch import fx
 
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.host.recipes.overwritten_states import overwritten_states
 from ipu_dynamo.passes.host.recipes.recipe_pass import RecipePass, Rewritten
 from ipu_dynamo.program import Decision, HostProgram
@@ -33,6 +34,9 @@ class ReplaySteps(RecipePass):
     choices = (False,)
 
     forced: bool | None = None
+
+    def applies(self, host: HostProgram, contents: Contents) -> bool:
+        return host.fused is not None and super().applies(host, contents)
 
     def rewrite(self, recipe: FunctionRecipe, host: HostProgram | None) -> Rewritten:
         fused = host.fused if host is not None else None

@@ -190,6 +190,7 @@ class UnfoldConvolutions(RecipePass):
         forced: whether to unfold all convolutions where possible, regardless of the gain.
     """
 
+    acts_on = (aten.convolution.default, aten.convolution_backward.default)
     choices = (True, False)
 
     figures: Figures | None = None

@@ -19,6 +19,7 @@ from ipu_dynamo.ops.accumulate import accumulate_matmul, accumulate_rows
 from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import writes
 from ipu_dynamo.ops.operator_costs import BYTES_PER_SECOND
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.program import (
     Call,
@@ -170,6 +171,9 @@ class DeferAccumulation(Pass):
     choices = (True, False)
 
     forced: bool | None = None
+
+    def applies(self, host: HostProgram, contents: Contents) -> bool:
+        return host.program.kind == "training"
 
     def __call__(self, host: HostProgram) -> HostProgram | bool:
         program = host.inlined

@@ -25,6 +25,7 @@ from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import owner
 from ipu_dynamo.ops.updates.update_operators import DECOMPOSITIONS
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.graph.builder import call_on
 from ipu_dynamo.passes.host.step.fusing_costs import (
     called_function,
@@ -74,6 +75,9 @@ class FuseStep(Pass):
     compiles: bool = True
     hyperparameters: Hyperparameters = ()
     forced: bool | None = None
+
+    def applies(self, host: HostProgram, contents: Contents) -> bool:
+        return host.program.kind == "training"
 
     def __call__(self, host: HostProgram) -> HostProgram | bool:
         program = host.inlined

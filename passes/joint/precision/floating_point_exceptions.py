@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import UNFILLED, is_view
 from ipu_dynamo.ops.precision.float_check import Kind, check
 from ipu_dynamo.ops.private.graphs import OpOverload, pytree
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.graph.builder import call
 from ipu_dynamo.passes.kit import GraphPass
 
@@ -61,6 +63,9 @@ class FloatingPointExceptions(GraphPass):
     level = "joint"
 
     enabled: bool
+
+    def applies(self, capture: Joint, contents: Contents) -> bool:
+        return self.enabled
 
     def plan(self, graph: fx.Graph) -> list[_Check]:
         """A check for every floating-point value that is computed. Reads the graph only."""

@@ -22,6 +22,7 @@ from torch import fx
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.precision import half_partial_sums as ops
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.graph.builder import become, call, keep_plan
 from ipu_dynamo.passes.joint.schedule_convolution_groups import PARTIALS
 from ipu_dynamo.passes.kit import GraphPass
@@ -42,6 +43,9 @@ class HalfPartials(GraphPass):
     chunk: int
     matmuls: bool
     convolutions: bool
+
+    def applies(self, capture: Joint, contents: Contents) -> bool:
+        return contents.halves and (self.matmuls or self.convolutions or PARTIALS in contents.marks)
 
     def rewrite(self, capture: Joint) -> bool:
         graph = capture.graph.graph

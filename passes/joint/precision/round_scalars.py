@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.aten import aten
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.kit import GraphPass
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -31,6 +33,10 @@ class RoundScalars(GraphPass):
     """The pass."""
 
     level = "joint"
+    acts_on = _ROUNDING
+
+    def applies(self, capture: Joint, contents: Contents) -> bool:
+        return contents.halves and super().applies(capture, contents)
 
     def plan(self, graph: fx.Graph) -> list[tuple[fx.Node, tuple[Any, ...]]]:
         """New arguments for every operator that has a number to round. Reads the graph only."""

@@ -32,6 +32,7 @@ from ipu_dynamo.ops.graph_queries import UNFILLED, is_view
 from ipu_dynamo.ops.precision.stochastic_rounding import round_stochastically_op
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.ops.recurrent.pairs import RECURRENT
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.graph.builder import become
 from ipu_dynamo.passes.graph.upcast import InFloat, is_half
 from ipu_dynamo.passes.joint.random_numbers.counter_distributions import Drawing
@@ -72,6 +73,9 @@ class StochasticRounding(GraphPass):
     level = "joint"
 
     enabled: bool
+
+    def applies(self, capture: Joint, contents: Contents) -> bool:
+        return self.enabled and contents.halves
 
     def rewrite(self, capture: Joint) -> bool:
         graph = capture.graph.graph

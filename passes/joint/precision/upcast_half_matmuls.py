@@ -16,6 +16,7 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import Joint
 from ipu_dynamo.ops.aten import aten
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.graph.upcast import InFloat, is_half
 from ipu_dynamo.passes.kit import GraphPass
 
@@ -49,6 +50,10 @@ class UpcastHalfMatmuls(GraphPass):
     """The pass."""
 
     level = "joint"
+    acts_on = PRODUCTS
+
+    def applies(self, capture: Joint, contents: Contents) -> bool:
+        return contents.halves and super().applies(capture, contents)
 
     def rewrite(self, capture: Joint) -> bool:
         products = plan(capture.graph.graph)

@@ -30,6 +30,7 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.ops.aten import aten
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.graph.upcast import InFloat, is_half
 from ipu_dynamo.passes.kit import GraphPass
 from ipu_dynamo.program.machine_marks import MACHINE, in_dtype
@@ -57,6 +58,9 @@ class UpcastNorms(GraphPass):
     level = "joint"
 
     enabled: bool
+
+    def applies(self, capture: Joint, contents: Contents) -> bool:
+        return self.enabled and contents.halves
 
     def rewrite(self, capture: Joint) -> bool:
         norms = plan(capture.graph.graph) if self.enabled else []

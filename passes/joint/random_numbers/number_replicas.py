@@ -40,6 +40,7 @@ class NumberReplicas(GraphPass):
     """The pass."""
 
     level = "joint"
+    acts_on = tuple(operator for operator, _, _ in _INPUTS)
     needed = "every replica would be number 0"
 
     def rewrite(self, capture: Joint) -> bool:

@@ -23,6 +23,7 @@ class DropUnreadGates(GraphPass):
     """The pass."""
 
     level = "joint"
+    acts_on = tuple(SAVED)
 
     def plan(self, graph: fx.Graph) -> list[fx.Node]:
         """Find the layers that save unread gates. Reads the graph only."""

@@ -13,6 +13,7 @@ Source: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Re
 from collections.abc import Callable, Container
 
 import networkx as nx
+from networkx.algorithms.flow import boykov_kolmogorov, build_residual_network
 from torch import fx
 
 from ipu_dynamo.capture.capture import BACKWARD, STAGE
@@ -35,30 +36,54 @@ def repeatable(node: fx.Node) -> bool:
     return owner(node).target not in (serialized_loss, *COLLECTIVES)
 
 
-def cheapest(
-    graph: fx.Graph, stages: Container[int], kept: set[fx.Node], price: float
-) -> set[fx.Node]:
-    """Return the values to keep besides `kept`, when a byte costs `price` seconds."""
-    network = nx.DiGraph()
-    own = [node for node in values(graph, stages) if node not in kept]
-    inside = set(own)
-    network.add_nodes_from(("made", "read"))
-    for node in own:
-        often = round(seconds(node) * _UNIT)
-        again = {"capacity": often} if repeatable(node) else {}  # none: it must not be cut
-        network.add_edge("made", (node, 0), **again)
-        network.add_edge((node, 0), (node, 1), capacity=round(price * nbytes(node) * _UNIT))
-    for node in graph.nodes:
-        backward = node.op == "call_function" and node.meta[BACKWARD]
-        for source in map(owner, node.all_input_nodes):
-            if source in inside and backward:
-                network.add_edge((source, 1), "read")
-            elif source in inside and owner(node) is not source and owner(node) in inside:
-                network.add_edge((source, 1), (owner(node), 0))
-    _, (side, _) = nx.minimum_cut(
-        network, "made", "read", flow_func=nx.algorithms.flow.boykov_kolmogorov
-    )
-    return {node for node in own if (node, 0) in side and (node, 1) not in side}
+class KeptValues:
+    """The values to keep besides `kept`, for one price of a byte after the other.
+
+    Invariant: `_residual` has the capacities of the last price. Only those of bytes depend on it.
+
+    Args:
+        highest: seconds; no byte will cost more.
+    """
+
+    def __init__(
+        self, graph: fx.Graph, stages: Container[int], kept: set[fx.Node], highest: float
+    ) -> None:
+        self._network = network = nx.DiGraph()
+        self._own = [node for node in values(graph, stages) if node not in kept]
+        inside = set(self._own)
+        network.add_nodes_from(("made", "read"))
+        for node in self._own:
+            often = round(seconds(node) * _UNIT)
+            again = {"capacity": often} if repeatable(node) else {}  # none: it must not be cut
+            network.add_edge("made", (node, 0), **again)
+            network.add_edge((node, 0), (node, 1), capacity=_cost(node, highest))
+        for node in graph.nodes:
+            backward = node.op == "call_function" and node.meta[BACKWARD]
+            for source in map(owner, node.all_input_nodes):
+                if source in inside and backward:
+                    network.add_edge((source, 1), "read")
+                elif source in inside and owner(node) is not source and owner(node) in inside:
+                    network.add_edge((source, 1), (owner(node), 0))
+        # It stands for no capacity by a number above all sums of capacities, here at `highest`.
+        self._residual = build_residual_network(network, "capacity")
+
+    def cheapest(self, price: float) -> set[fx.Node]:
+        """Return the values to keep when a byte costs `price` seconds."""
+        for node in self._own:
+            if nbytes(node):  # others have no edge there
+                self._residual[node, 0][node, 1]["capacity"] = _cost(node, price)
+        _, (side, _) = nx.minimum_cut(
+            self._network,
+            "made",
+            "read",
+            flow_func=boykov_kolmogorov,
+            residual=self._residual,
+        )
+        return {node for node in self._own if (node, 0) in side and (node, 1) not in side}
+
+
+def _cost(node: fx.Node, price: float) -> int:
+    return round(price * nbytes(node) * _UNIT)
 
 
 def most(
@@ -91,9 +116,10 @@ def most(
 
     low, high = 0.0, 2 * sum(map(seconds, own)) / min(sizes)
     less, more = set[fx.Node](), set(own)
+    network = KeptValues(graph, stages, kept, high)
     for _ in range(_STEPS):
         price = high / 4 if low == 0.0 else (low * high) ** 0.5
-        chosen = cheapest(graph, stages, kept, price)
+        chosen = network.cheapest(price)
         if fits(chosen):
             high, less = price, chosen
         else:

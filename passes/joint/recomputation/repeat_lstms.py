@@ -66,6 +66,7 @@ class RepeatLstms(GraphPass):
     """
 
     level = "joint"
+    acts_on = (lstm_backward,)
 
     apart: bool = False
 

@@ -28,6 +28,7 @@ from ipu_dynamo.ops.marks.markers import (
     recomputation_checkpoint_op,
 )
 from ipu_dynamo.ops.marks.overlap import overlap_input_op, overlap_output_op
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.kit import Pass
 
 _OUTSIDE = {
@@ -47,6 +48,9 @@ class PrepareBodies(Pass):
     needed = "bodies would keep what their model has lost, types among it"
 
     passes: tuple[Pass, ...]
+
+    def applies(self, capture: Traced, contents: Contents) -> bool:
+        return FLOW in contents.marks
 
     def __call__(self, capture: Traced) -> bool:
         changed = False

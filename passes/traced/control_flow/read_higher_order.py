@@ -43,6 +43,7 @@ class ReadHigherOrder(Pass):
     """The pass, on a graph that Dynamo captured."""
 
     level = "traced"
+    acts_on = (cond_op, scan_op, map_impl, while_loop_op)
     needed = "programs have no operators that hold graphs as modules"
 
     def __call__(self, capture: Traced) -> bool:

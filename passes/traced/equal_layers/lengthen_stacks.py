@@ -42,6 +42,7 @@ from ipu_dynamo.ops.private.node_meta import (
     IS_GRADIENT_SUM,
     SEQ_NR,
 )
+from ipu_dynamo.passes.contents import Contents
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.traced.differentiate import Differentiate, names_of
 from ipu_dynamo.passes.traced.equal_layers.find_stacks import Stack, StackLayer, find_stacks
@@ -75,6 +76,9 @@ class LengthenStacks(Pass):
     needed = "the model would have four layers of many"
 
     may_train_nothing: bool = False
+
+    def applies(self, capture: Joint, contents: Contents) -> bool:
+        return capture.whole is not None
 
     def __call__(self, capture: Joint) -> Joint:
         if capture.whole is None:

@@ -31,6 +31,7 @@ class ReadBlockMarkers(Pass):
     """The pass."""
 
     level = "traced"
+    acts_on = (*_MARKERS, *_MARKERS.values())
     needed = "blocks would not be seen"
 
     def __call__(self, capture: Traced) -> bool:

@@ -34,6 +34,7 @@ class DeferWrites(GraphPass):
     """
 
     level = "traced"
+    acts_on = (write_at_step_end_op,)
     needed = "the program has no operator that waits for the end of a step"
 
     accumulation: int = 1

@@ -121,6 +121,7 @@ class WriteUnderMask(GraphPass):
     """
 
     level: Level = "traced"
+    acts_on = _WRITES
 
     def plan(self, graph: fx.Graph) -> Iterator[Choice]:
         """Find writes that need no count of selected elements. Reads the graph only."""

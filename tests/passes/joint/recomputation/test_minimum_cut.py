@@ -11,11 +11,12 @@ from ipu_dynamo import Options
 from ipu_dynamo.ops.graph_queries import nbytes, owner
 from ipu_dynamo.ops.operator_costs import seconds
 from ipu_dynamo.passes.graph.liveness import peak_bytes
-from ipu_dynamo.passes.joint.recomputation.minimum_cut import cheapest, most, values
+from ipu_dynamo.passes.joint.recomputation.minimum_cut import KeptValues, most, values
 from ipu_dynamo.passes.joint.recomputation.recompute import plan
 from tests.properties.evaluate import captured
 
 STAGES = range(1)
+PRICES = [1e-11, 2.1e-10, 3e-10, 5e-10, 1e-9, 3e-9, 1e-6]
 
 
 class Small(nn.Module):
@@ -41,22 +42,31 @@ def cost(graph, kept, price):
     return price * sum(map(nbytes, kept)) + sum(map(seconds, again))
 
 
-@pytest.mark.parametrize("price", [1e-11, 2.1e-10, 3e-10, 5e-10, 1e-9, 3e-9, 1e-6])
+def cheapest(graph, price):
+    return KeptValues(graph, STAGES, set(), price).cheapest(price)
+
+
+@pytest.mark.parametrize("price", PRICES)
 def test_nothing_is_cheaper(capture, price):
     graph = capture.graph.graph
     own = values(graph, STAGES)
     assert len(own) < 10
     sets = [set(kept) for n in range(len(own) + 1) for kept in combinations(own, n)]
-    found = cheapest(graph, STAGES, set(), price)
+    found = cheapest(graph, price)
     assert cost(graph, found, price) == pytest.approx(min(cost(graph, s, price) for s in sets))
 
 
 def test_prices_decide(capture):
     graph = capture.graph.graph
-    kept = [
-        sum(map(nbytes, cheapest(graph, STAGES, set(), price))) for price in (1e-12, 3e-10, 1e-3)
-    ]
+    kept = [sum(map(nbytes, cheapest(graph, price))) for price in (1e-12, 3e-10, 1e-3)]
     assert kept[0] > kept[1] > kept[2] == 0
+
+
+def test_one_network_serves_all_prices_in_any_order(capture):
+    graph = capture.graph.graph
+    network = KeptValues(graph, STAGES, set(), max(PRICES))
+    for price in (*PRICES[::-1], *PRICES[::2]):
+        assert network.cheapest(price) == cheapest(graph, price)
 
 
 class Deep(nn.Module):
