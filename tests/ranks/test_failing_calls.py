@@ -278,8 +278,8 @@ def broken_update(monkeypatch):
     """Ranks whose next update fails after it has written a part."""
     whole, broken = StepEnd.write, set()
 
-    def write(end):
-        whole(end)
+    def write(end, *timed):
+        whole(end, *timed)
         if transport_here() in broken:
             broken.remove(transport_here())
             raise RuntimeError("no more memory")
@@ -362,10 +362,10 @@ def test_a_rank_that_is_gone_is_an_error_of_all_others():
 def test_an_interrupt_stays_one_if_another_rank_has_left(monkeypatch):
     whole, left = StepEnd.prepare, set()
 
-    def prepare(end, hyperparameters):
+    def prepare(end, *arguments):
         if transport_here() in left:
             raise KeyboardInterrupt
-        whole(end, hyperparameters)
+        whole(end, *arguments)
 
     monkeypatch.setattr(StepEnd, "prepare", prepare)
 
