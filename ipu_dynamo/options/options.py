@@ -1,6 +1,7 @@
 """Hold the options of the core, checked once where they enter."""
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,9 +23,11 @@ else:
 
 Engine = Literal["auto", "inductor", "eager"]
 Check = Literal["auto", "first", "every", "off"]
+Start = Literal["auto", "compiled", "now"]
 Recomputation = Literal["auto", "off", "stages", "all"]
 Outlining = Literal["auto"] | bool
 SyncPattern = Literal["full", "single_pipeline", "replica_and_ladder"]
+START = "IPU_DYNAMO_START"  # environment variable: the choice for `auto`
 MEMORY_PROPORTION = 0.6  # by default, as in Poplar
 Choice = bool | str  # of a decision
 OutputMode = Literal["default", "all", "every", "final", "sum"]
@@ -38,6 +41,7 @@ _CHOICES = {
     "recompute": ("auto", "off", "stages", "all"),
     "sync_pattern": ("full", "single_pipeline", "replica_and_ladder"),
     "check_compiled": ("auto", "first", "every", "off"),
+    "start": ("auto", "compiled", "now"),
 }
 _COUNTS = (
     "device_iterations",
@@ -177,6 +181,11 @@ class Options:
             differs runs operator by operator from then on, in that call, too, and a warning names
             it. `auto` is what the environment variable IPU_DYNAMO_CHECK_COMPILED names, else
             `first`.
+        start: when the first step runs: once its functions are `compiled`, or `now`, operator by
+            operator, while another process compiles them. Compiled functions take over at the
+            beginning of a later call, so results depend in their last bits on that moment, which
+            differs from run to run. A mesh and saved programs do not have it. `auto` is what the
+            environment variable IPU_DYNAMO_START names, else `compiled`.
         enforce_memory: the name of IPUs, such as `bow`: a program that does not fit in their memory
             is an error, by the prediction of a model, and one that may not fit a warning. None is
             what the environment variable IPU_DYNAMO_ENFORCE_MEMORY names, else, and with an
@@ -242,6 +251,7 @@ class Options:
     program_cache: str | None = None
     program_cache_limit: int = 1 << 32
     check_compiled: Check = "auto"
+    start: Start = "auto"
     enforce_memory: str | None = None
     progress: bool = True
     record: Literal["timeline"] | None = None
@@ -371,6 +381,11 @@ class Options:
         if self.mesh is None:
             return
         object.__setattr__(self, "mesh", read_mesh(self.mesh))
+        if self.start == "now":
+            raise OptionError(
+                "option start is 'now', and ranks of a mesh compile together before their first "
+                "step\n  try:  leave start out"
+            )
         rows, columns = self.grid
         if self.replicas % rows:
             raise OptionError(
@@ -421,6 +436,19 @@ class Options:
     def stage_engine(self) -> Engine:
         """The engine that stages run on: checks between operators keep these apart."""
         return "eager" if self.floating_point_exceptions else self.engine
+
+    @property
+    def starts_now(self) -> bool:
+        """Whether steps run before functions are compiled: see `start`.
+
+        Raises:
+            OptionError: the environment variable has another value than the option could have.
+        """
+        if self.start != "auto" or self.mesh is not None:
+            return self.start == "now"
+        named = os.environ.get(START) or "compiled"
+        check_choice(START, named, ("compiled", "now"))
+        return named == "now"
 
     @property
     def recomputes(self) -> Literal["off", "stages", "all"]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from ipu_dynamo.errors import ProgramError
 from ipu_dynamo.ops.updates.update_functions import LEFT_OUT
 from ipu_dynamo.program.ir.function import Function
+from ipu_dynamo.program.ir.program import Program
+from ipu_dynamo.program.ir.update_instructions import Update
 from ipu_dynamo.program.ir.update_rules import Rule, TracedRule
 
 Hyperparameters = Sequence[Sequence[float]]  # of each update group, in its rule's order
@@ -43,6 +45,11 @@ class Fused:
         for name, old, new in zip(self.state, function.inputs, function.outputs, strict=False):
             if old != new:
                 raise ProgramError(f"@{function.name} writes {new} to %{name}, which is {old}")
+
+
+def rules_of(program: Program) -> dict[int, Rule]:
+    """The rule of each update group."""
+    return {i.group: i.rule for i in program.walk() if isinstance(i, Update)}
 
 
 def zeros_of(rules: Mapping[int, Rule], hyperparameters: Hyperparameters) -> Zeros:

@@ -56,6 +56,14 @@ class FunctionRecipe:
     overwrites: tuple[int, ...] = ()
     key: str | None = None
 
+    @property
+    def compiled_parts(self) -> "tuple[FunctionRecipe, ...]":
+        """The recipes of what Inductor compiles: of the function, its parts and its bodies."""
+        if self.parts is not None:
+            return tuple(leaf for part in self.parts.parts for leaf in part.recipe.compiled_parts)
+        own = (self,) if self.engine == "inductor" else ()
+        return (*(leaf for body in self.bodies for leaf in body.compiled_parts), *own)
+
     def __str__(self) -> str:
         """`forward0: inductor, threads 1; writes 3; packs 1; key 5f3759df`."""
         threads = f", threads {self.threads}" if self.threads is not None else ""

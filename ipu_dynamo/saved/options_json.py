@@ -16,6 +16,7 @@ _HERE = {
     "program_cache",
     "program_cache_limit",
     "check_compiled",
+    "start",
     "enforce_memory",
     "progress",
     "record",
@@ -63,6 +64,8 @@ def read_options(written: Any) -> Options:
         SavedProgramError: there is no such option, or it cannot have such a value.
     """
     try:
+        if "start" in expect(written, dict, "options"):
+            raise ValueError("a saved program has no option start: its first step is compiled")
         options: Options = _read(Options, written, _OPTIONS)
     except (OptionError, ValueError, TypeError) as error:
         problem = f"options that cannot be: {error}"

@@ -103,6 +103,10 @@ class StageStore:
             return None
         return StageArtifact(code, kernels)
 
+    def has(self, key: str) -> bool:
+        """Whether there is an entry, which may be damaged."""
+        return (self._stages / key).is_file()
+
     def write(self, key: str, entry: StageArtifact) -> None:
         """Keep an entry, in place of one with this key; its kernels are copied."""
         paths = dict.fromkeys(library for library, _ in entry.kernels.values())

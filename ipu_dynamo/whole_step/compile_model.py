@@ -51,6 +51,7 @@ class Compiled:
     Args:
         host: the program, and what this computer does for it.
         written: the same before its form was decided: functions write.
+        machine: for which it was decided.
         structure: how the program's outputs make up the model's return value.
         tensors: the model's own tensors, by the name of the variable that they initialise.
         roles: what each variable and input is, by name.
@@ -70,6 +71,7 @@ class Compiled:
 
     host: HostProgram
     written: HostProgram
+    machine: Machine
     structure: Structure
     tensors: Mapping[str, Tensor]
     roles: Mapping[str, Placeholder]
@@ -260,6 +262,7 @@ def _lowered(
     return Compiled(
         host=host,
         written=written,
+        machine=machine,
         structure=capture.report.structure,
         tensors=capture.report.tensors,
         roles={role.name: role for role in capture.placeholders},
@@ -326,6 +329,7 @@ def _of_ready(
     return Compiled(
         host=run_host_passes(ready.host, form_passes(options, machine), manager),
         written=ready.host,
+        machine=machine,
         structure=capture.report.structure,
         tensors={**capture.report.tensors, **ready.constants},
         roles={role.name: role for role in capture.placeholders},

@@ -239,7 +239,18 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
         return self._inspection((entry,), lowered.passes, warned, times())
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile for calls with arguments like these; they are not run."""
+        """Compile for calls with arguments like these; they are not run.
+
+        All functions are compiled then, also with `start="now"`.
+        """
+        self.prepare(*args, **kwargs)
+        self.executable.finish_compiling()
+
+    def prepare(self, *args: Any, **kwargs: Any) -> None:
+        """Do what the first call with arguments like these would do before it runs its steps.
+
+        With `start="now"` functions may not be compiled yet. Else it does what `compile` does.
+        """
         self._compile(self._read(args, kwargs))
 
     def __call__(self, *args: Any, on_send: OnSend | None = None, **kwargs: Any) -> Any:

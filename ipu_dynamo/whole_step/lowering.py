@@ -26,9 +26,10 @@ from ipu_dynamo.program import HostProgram, Program
 from ipu_dynamo.program.ir.collectives import Collective
 from ipu_dynamo.program.schedule.dependencies import changed_by_replicas
 from ipu_dynamo.program.share import Share
-from ipu_dynamo.runtime.engines.engines import Engine, make_engine
+from ipu_dynamo.runtime.engines.engines import EagerEngine, Engine, make_engine
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.runtime.execute.host_io.batching import Batching
+from ipu_dynamo.runtime.execute.step_form import FormInputs
 from ipu_dynamo.runtime.ranks.agreement import value_of_first
 from ipu_dynamo.runtime.ranks.transport import Transport
 from ipu_dynamo.tune.figures import Figures
@@ -359,6 +360,7 @@ class Lowering:
                 update_recipe=partial(update_recipe, options, machine),
                 others=self._other_updates(compiled, groups, machine),
                 transport=transport,
+                meanwhile=self._meanwhile(lowered),
             )
         if link is not None:
             executable.step_with(link.host(executable))
@@ -368,6 +370,30 @@ class Lowering:
             )
         self.resume(compiled.program, executable, groups)
         return executable
+
+    def _meanwhile(self, lowered: LoweredModel) -> Callable[[], FormInputs] | None:
+        """What makes the form that runs steps until functions are compiled; None: they are first.
+
+        It is the form that the eager engine would have.
+        """
+        compiled, options, ready = lowered.compiled, lowered.options, self.ready
+        if ready is not None or lowered.engine.name == "eager" or not options.starts_now:
+            return None
+        machine = replace(compiled.machine, engine="eager")
+
+        def form() -> FormInputs:
+            fused = partial(fused_again, compiled.written, options, machine)
+            host = fused(machine.hyperparameters)
+            return FormInputs(
+                host,
+                EagerEngine(),
+                workers_for(host, options),
+                fused,
+                partial(update_recipe, options, machine),
+                self._other_updates(compiled, lowered.reading.groups, machine),
+            )
+
+        return form
 
     def _other_updates(
         self, compiled: Compiled, groups: Sequence[Group], machine: Machine

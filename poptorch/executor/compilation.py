@@ -75,7 +75,7 @@ class Compilation(DeviceWeights, ExecutorInspection, Predictions):
                 anchors = self._read_anchors(self._options, adapter, named)
                 core = self._new_core(adapter, anchors, ready)
                 with self._slices.one_for_each_group():
-                    core.compile(**dict(zip(named, inputs, strict=True)))
+                    core.prepare(**dict(zip(named, inputs, strict=True)))
                 core.executable.transfers = TransferTimes()
                 buffers = [name for name, _ in adapter.named_buffers()]
                 replicas = core.options.replicas

@@ -111,7 +111,13 @@ class PoplarExecutor(
             logger.warning("The model is compiled already: call destroy() to compile it again")
             return
         self._follow()
-        self._weights.lock.run(lambda: self._compile(bind(self._parameters, args, kwargs)))
+
+        def compile_() -> None:
+            self._compile(bind(self._parameters, args, kwargs))
+            assert self._core is not None
+            self._core.executable.finish_compiling()
+
+        self._weights.lock.run(compile_)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, compiling it first if needed.

@@ -51,6 +51,9 @@ class MachineCodes:
 
     Equal stages are compiled once for all processes that share a folder. The results of `code_of`
     may run in several threads, once `complete` has been called.
+
+    Attributes:
+        problems: of functions that cannot be compiled, by name, in the compiler's words.
     """
 
     def __init__(self) -> None:
@@ -59,6 +62,7 @@ class MachineCodes:
             self._store.remove_abandoned()
         self._lowered: dict[str | int, tuple[FunctionRecipe, Lowered]] = {}
         self._failed: set[str | int] = set()
+        self.problems: dict[str, str] = {}
 
     def code_of(self, recipe: FunctionRecipe) -> MachineCode | None:
         """The code of a recipe, whose kernels may still have to be compiled.
@@ -76,7 +80,7 @@ class MachineCodes:
         try:
             lowered = _lower(recipe)
         except InductorError as error:
-            self._fails(recipe, "Inductor fails on its graph")
+            self._fails(recipe, "Inductor fails on its graph", str(error))
             log.debug("@%s", function.name, exc_info=error)
             return None
         self._lowered[_name(recipe)] = recipe, lowered
@@ -96,7 +100,8 @@ class MachineCodes:
             failed = compile_kernels(promises, self._scratch, self._library)
         for recipe, lowered in self._lowered.values():
             if broken := [of for of in lowered.kernels.values() if of in failed]:
-                self._fails(recipe, f"no compiler takes its kernel {broken[0].kernel.symbol}")
+                problem = f"no compiler takes its kernel {broken[0].kernel.symbol}"
+                self._fails(recipe, problem, broken[0].problem)
             elif recipe.key:
                 _memory[recipe.key] = lowered.code
                 self._keep(recipe.key, lowered)
@@ -109,8 +114,9 @@ class MachineCodes:
         """Whether there is no code of the recipe, or no compiler takes one of its kernels."""
         return _name(recipe) in self._failed
 
-    def _fails(self, recipe: FunctionRecipe, problem: str) -> None:
+    def _fails(self, recipe: FunctionRecipe, problem: str, said: str) -> None:
         self._failed.add(_name(recipe))
+        self.problems[recipe.function.name] = f"{problem}: {said}"
         log.warning(
             "@%s runs on the eager engine, operator by operator: %s (the log of ipu_dynamo, at "
             "DEBUG, has what it said)",
@@ -174,6 +180,11 @@ def machine_codes() -> Iterator[MachineCodes]:
                 f"what is compiled cannot be written: {error}\n"
                 f"  try:  free some space, or set {CACHE_DIR} to another folder"
             ) from error
+
+
+def is_in_memory(key: str) -> bool:
+    """Whether this process keeps the code with this key."""
+    return key in _memory
 
 
 def forget() -> None:

@@ -18,6 +18,7 @@ from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.engines.check.checks import Checks
 from ipu_dynamo.runtime.engines.eager_code import eager_code
 from ipu_dynamo.runtime.engines.layouts import laid_out, layouts_of, views_of
+from ipu_dynamo.runtime.engines.pending_code import PendingCode, begin_compiling
 from ipu_dynamo.runtime.engines.stage import Stage
 
 if TYPE_CHECKING:
@@ -42,6 +43,13 @@ class Engine(Protocol):
         The recipes of one call are compiled together, which takes less time.
         """
 
+    def begin(self, recipes: Sequence[FunctionRecipe]) -> PendingCode | None:
+        """Let another process compile what `compile` would; None: it would compile nothing.
+
+        Raises:
+            OnlyHere: another process cannot compile it.
+        """
+
 
 class EagerEngine:
     """Runs a function's operators one by one: the reference for every other engine."""
@@ -55,6 +63,9 @@ class EagerEngine:
     def compile(self, recipes: Sequence[FunctionRecipe]) -> list[Stage]:
         self.compiled += len(recipes)
         return _each(recipes, _run_eagerly)
+
+    def begin(self, recipes: Sequence[FunctionRecipe]) -> PendingCode | None:
+        return None
 
 
 class InductorEngine:
@@ -84,6 +95,9 @@ class InductorEngine:
             for run, recipe in zip(_compiled_together(left), left, strict=True)
         )
         return [known[place] if place in known else next(made) for place in range(len(recipes))]
+
+    def begin(self, recipes: Sequence[FunctionRecipe]) -> PendingCode | None:
+        return begin_compiling(recipes)
 
     def _checked(self, recipe: FunctionRecipe, run: Stage) -> Stage:
         return self.checks.checked(recipe, run) if _has_machine_code(recipe) else run
@@ -117,9 +131,7 @@ def _each(
 
 
 def _has_machine_code(recipe: FunctionRecipe) -> bool:
-    if recipe.parts is not None:
-        return any(_has_machine_code(part.recipe) for part in recipe.parts.parts)
-    return recipe.engine == "inductor" or any(map(_has_machine_code, recipe.bodies))
+    return bool(recipe.compiled_parts)
 
 
 def _run_eagerly(recipe: FunctionRecipe) -> Stage:

@@ -51,6 +51,7 @@ def compile_kernels(promises: Iterable[Promise], scratch: Scratch, keep: Keep) -
                 if first.function is not None:
                     other.keep(first.function)
                 else:
+                    other.problem = first.problem
                     failed.append(other)
     return failed
 
@@ -67,6 +68,8 @@ def _compile(group: Sequence[Promise], scratch: Scratch, keep: Keep) -> list[Pro
         return []
     except _NothingWrittenError as error:  # nor would it write anything for Inductor
         log.debug("%s", error)
+        for promise in group:
+            promise.problem = str(error)
         return list(group)
     except (CompilerFailed, OSError, ImportError) as error:
         problem = error
@@ -98,6 +101,7 @@ def _compiles_alone(promise: Promise, problem: Exception) -> bool:
         promise.compiled_alone()
     except (*COMPILER_ERRORS, OSError, ImportError) as error:
         log.debug("%s does not compile: %s\n%s\n%s", name, problem, error, promise.kernel.source)
+        promise.problem = str(problem)
         return False
     log.info("%s is compiled by itself: %s", name, str(problem).partition("\n")[0])
     return True

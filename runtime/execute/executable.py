@@ -1,9 +1,10 @@
 """Run a program on this machine, each IPU on its torch device."""
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,66 +16,42 @@ from ipu_dynamo.ops.private.thread_modes import KeptGradMode
 from ipu_dynamo.profiling import recording
 from ipu_dynamo.profiling.private.profiler import ProfilerRow, profiler_runs
 from ipu_dynamo.profiling.recording import Recording
-from ipu_dynamo.program import Collective, HostProgram, Program, Send, TensorType
+from ipu_dynamo.program import Decision, HostProgram, Program, TensorType
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.ir.verify.program import verify
-from ipu_dynamo.program.schedule.dependencies import changed_by_replicas
-from ipu_dynamo.program.schedule.planning import schedule_of, side_by_side
-from ipu_dynamo.program.schedule.registers import number_registers
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
-from ipu_dynamo.program.schedule.stage_passes import calls_of_passes
 from ipu_dynamo.runtime.engines.engines import Engine
+from ipu_dynamo.runtime.engines.pending_code import OnlyHere
+from ipu_dynamo.runtime.execute.bound_form import (
+    BoundForm,
+    Surroundings,
+    bind_form,
+    schedule_here,
+)
 from ipu_dynamo.runtime.execute.call_timeline import CallTimeline
-from ipu_dynamo.runtime.execute.fused_step import FuseAgain, FusedStep
-from ipu_dynamo.runtime.execute.host_io.batching import Batching, joined_type
+from ipu_dynamo.runtime.execute.fused_step import FuseAgain
+from ipu_dynamo.runtime.execute.host_io.batching import Batching
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostLink, HostStreams
 from ipu_dynamo.runtime.execute.host_io.print_queue import PrintQueue
 from ipu_dynamo.runtime.execute.host_io.transfer_times import TransferTimes
-from ipu_dynamo.runtime.execute.looped_step import LoopedStep
+from ipu_dynamo.runtime.execute.later_form import LaterForm
 from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
 from ipu_dynamo.runtime.execute.memory.storage import Storage, Values
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
 from ipu_dynamo.runtime.execute.observer import Observer, joined
-from ipu_dynamo.runtime.execute.replayed_step import ReplayedStep
-from ipu_dynamo.runtime.execute.tasks.rank_streams import RankStreams
+from ipu_dynamo.runtime.execute.step_form import FormInputs, StepForm
 from ipu_dynamo.runtime.execute.timeline import Timeline
-from ipu_dynamo.runtime.execute.transaction.commit import Commit
 from ipu_dynamo.runtime.execute.transaction.rank_vote import RankCall
 from ipu_dynamo.runtime.execute.transaction.update_runs import UpdateRecipe
 from ipu_dynamo.runtime.ranks.transport import Transport
 from ipu_dynamo.runtime.update.host_update import HostStepper
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 Sent = Callable[[int, dict[str, Tensor]], None]  # a device iteration, and its results by stream
-
-
-class StepForm(Protocol):
-    """A way to run steps: a loop of micro-batches, a fused function, a replayed recording.
-
-    A form opens each step, votes and writes by `commit`, or rebinds variables by it. It leaves a
-    failed step to the executable, which settles it.
-
-    Attributes:
-        commit: makes each step complete or undone.
-    """
-
-    commit: Commit
-
-    def prepare(self, hyperparameters: Hyperparameters) -> object:
-        """Choose the form of the step for these hyperparameters, or make it."""
-
-    def run(self, steps: int, streams: HostStreams, observer: Observer) -> None:
-        """Run the steps of a call with the hyperparameters that were prepared last.
-
-        Raises:
-            ExecutionError: an operator failed. Complete steps before it last.
-            UpdateError: an update failed, after it had begun to write variables.
-        """
-
-    def plan(self) -> HostPlan:
-        """Describe a step for the printed host program."""
+START, COMPILED, EAGER = "start", "compiled functions", "operator by operator"  # of a decision
 
 
 class Iterations(Observer):
@@ -88,16 +65,6 @@ class Iterations(Observer):
         results = self._link.of_iteration(streams, iteration)
         with torch.set_grad_enabled(self._gradients):
             self._sent(iteration, results)
-
-
-def results_of_row(host: HostProgram, batching: Batching) -> list[tuple[str, int, TensorType]]:
-    """The results of a call on a row of ranks: the name, the IPU that sends it, and the type."""
-    ipus = {i.stream: i.ipu for i in host.inlined.walk() if isinstance(i, Send)}
-    return [
-        (output.name, ipus[output.name], joined_type(output, batching))
-        for output in host.inlined.outputs
-        if output.printing is None
-    ]
 
 
 class Executable:
@@ -126,6 +93,8 @@ class Executable:
         update_recipe: see `LoopedStep`.
         transport: to the other ranks; `host` has the share of this one.
         others: the same with updates that were traced for other hyperparameters.
+        meanwhile: makes a form that runs the steps while another process compiles the functions of
+            `host`; None: the functions are compiled now. It may not be called.
 
     Attributes:
         program: the instructions of every IPU.
@@ -154,67 +123,33 @@ class Executable:
         update_recipe: UpdateRecipe | None = None,
         others: Sequence[HostProgram] = (),
         transport: Transport | None = None,
+        meanwhile: Callable[[], FormInputs] | None = None,
     ) -> None:
         verify(host.program)
         assert host.share == (None if transport is None else transport.share)
-        self.program, self._host, self._engine = host.program, host, engine
-        program, self.replicas = host.inlined, host.replicas
-        self.batching = batching = Batching.of(program, len(self.replicas.own), group_of)
-        self.devices = tuple(devices) or (torch.device("cpu"),) * program.num_ipus
+        self.program, self.replicas = host.program, host.replicas
+        self.batching = Batching.of(host.inlined, len(self.replicas.own), group_of)
+        self.devices = tuple(devices) or (torch.device("cpu"),) * host.inlined.num_ipus
         self.seed = seed
         self._first_step = 0  # counted before the first step of this executable
         self.timeline: Timeline | None = None
         self.transfers: TransferTimes | None = None
         self.records: StepRecords | None = None
         self.memory = StreamingMemory()
-        program = host.runs
-        cut = sections(program)
-        registers = number_registers(program, devices=self.devices)
-        self._storage = storage = Storage(program, tensors, registers, self.replicas)
-        self._rounds, self._per_round = cut.steps, cut.micro_batches
-        if host.deferred:
-            (call,) = calls_of_passes(cut.loop)
-            sums, count = host.deferred.accumulators, self._per_round
-            self.schedule = side_by_side(call, sums, micro_batches=count, workers=workers or 1)
-            if len(self.schedule.workers) > 1:
-                self.schedule.check(program, adds=True)
-        else:
-            self.schedule = self.schedule_for(workers, check=host.fused is None)
-        self._link = HostLink(program, batching, self.replicas.own, self.devices)
-        self.fused: FusedStep | None = None
-        self._looped: LoopedStep | None = None
-        self._ranks: RankStreams | None = None
-        # of the results that ranks of a row give each other; None: one rank has all IPUs
-        self._row: Sequence[tuple[str, int, TensorType]] | None = None
-        if host.fused is not None:
-            replays = any(recipe.replays for recipe in host.recipes.values())
-            form = ReplayedStep if replays else FusedStep
-            drops, devices = self._link.drops, self.devices
-            self._form: StepForm
-            self._form = self.fused = form(host, engine, storage, drops, devices, fuse_again)
-            self.fused.prepare(hyperparameters)
-        else:
-            if transport is not None and self._has_messages:
-                self._ranks = RankStreams(host, self.schedule, transport)
-                engine.checks.agree(judges=transport.share.row == 0)
-                if transport.share.columns > 1:
-                    self._row = results_of_row(host, batching)
-            self._form = self._looped = LoopedStep(
-                host,
-                storage,
-                batching.iterations,
-                self.schedule,
-                self._link.drops,
-                devices=self.devices,
-                memory=self.memory,
-                guard_updates=guard_updates,
-                engine=engine,
-                update_recipe=update_recipe,
-                streams=self._ranks,
-                row=self._row,
-                others=others,
-            )
-        self._commit = self._form.commit
+        self._storage = Storage(host.runs, tensors, self.replicas)
+        self._rounds = sections(host.runs).steps
+        self._common = Surroundings(
+            self._storage, self.batching, self.devices, self.memory, guard_updates, transport
+        )
+        self._another: Callable[[], HostProgram] | None = None
+        self._stepper: HostStepper | None = None
+        inputs = FormInputs(host, engine, workers, fuse_again, update_recipe, others)
+        self._later: LaterForm | None = None
+        self._start: Decision | None = None  # how steps begin, if not with compiled functions
+        if meanwhile is not None:
+            self._begin_to_compile(inputs, hyperparameters)
+            inputs = inputs if self._later is None else meanwhile()
+        self._use(bind_form(inputs, self._common, hyperparameters))
         self._one_call = fork_safe_lock()
         # While the lock is taken: whether by a call, and the threads that have it or wait for it.
         self._calls, self._inside = False, set[int]()
@@ -234,7 +169,10 @@ class Executable:
     @property
     def host_plan(self) -> HostPlan:
         """How a step runs here."""
-        return self._form.plan()
+        plan = self._form.plan()
+        if self._start is None:
+            return plan
+        return replace(plan, decisions=(self._start, *plan.decisions))
 
     @property
     def step(self) -> int:
@@ -249,52 +187,83 @@ class Executable:
     @property
     def ipu_schedule(self) -> Schedule:
         """What each IPU of every replica does when. An IPU repeats what this computer may keep."""
-        return self._scheduled(self.program, None)
+        return schedule_here(self.program, self._host, None)
 
-    def schedule_for(self, workers: int | None, *, check: bool = False) -> Schedule:
-        """How this many workers would run a step here; None is one for each IPU of every replica.
+    def schedule_for(self, workers: int | None) -> Schedule:
+        """How so many workers would run a step here; None is one for each IPU of every replica."""
+        return schedule_here(self._host.inlined, self._host, workers)
+
+    def _use(self, bound: BoundForm) -> None:
+        """Run steps in this form from now on. A step is complete, or it is the first form."""
+        self._host, self._engine = bound.inputs.host, bound.inputs.engine
+        self.schedule, self._link = bound.schedule, bound.link
+        self.fused, self._looped = bound.fused, bound.looped
+        self._ranks, self._row = bound.streams, bound.row
+        self._form: StepForm = bound.form
+        self._commit = bound.form.commit
+        self._storage.rewritten = bound.form.commit.rewritten
+
+    def _begin_to_compile(self, inputs: FormInputs, hyperparameters: Hyperparameters) -> None:
+        """Let another process compile the functions of a form, if that is possible and needed."""
+        try:
+            later = LaterForm(inputs, self._common, hyperparameters)
+        except OnlyHere as error:
+            log.warning("the first step waits until functions are compiled: %s", error)
+            self._start = Decision(START, COMPILED, f"from the first step on; {error}")
+            return
+        if later.waits:
+            self._later = later
+            reason = "from the first step on; compiled functions follow at the beginning of a call"
+            self._start = Decision(START, EAGER, reason)
+        else:
+            reason = "from the first step on; their code was kept"
+            self._start = Decision(START, COMPILED, reason)
+
+    def _take_over(self, hyperparameters: Hyperparameters = ()) -> None:
+        """Let compiled functions run the next steps, if they are waited for and there.
+
+        If they cannot be compiled, a warning says so, and the form that runs goes on for good.
 
         Args:
-            check: that they do not wait for ever, and compute what the program says.
+            hyperparameters: of the next steps; empty: they are not known.
         """
-        return self._scheduled(self._host.inlined, workers, check=check)
+        if (later := self._later) is None:
+            return
+        self._commit.check()  # else the form that noticed a failed update has to go on
+        try:
+            old = self._looped
+            others = [] if old is None else [variant.host for variant in old.variants.all[1:]]
+            bound = later.bound(hyperparameters, others)
+        except Exception as error:
+            self._later, reason = None, f"from the first step on; the engine failed: {error}"
+            self._start = Decision(START, EAGER, reason.partition("\n")[0])
+            log.warning("steps run operator by operator, as the engine failed:\n%s", error)
+            return
+        if bound is None:
+            return
+        with DeferredSignals():
+            first = self.step
+            self._first_step += self._commit.steps
+            self._use(bound)
+            if isinstance(self.timeline, CallTimeline):
+                self.keep_timeline()  # of the program that runs
+            if self._looped is not None:
+                self._looped.another = self._another or self._looped.another
+                self._looped.host = self._stepper or self._looped.host
+                if old is not None:
+                    self._looped.go_on_from(old)
+            self._later, reason = None, f"from step {first} on; operator by operator before it"
+            self._start = Decision(START, COMPILED, reason)
 
-    def _scheduled(self, program: Program, workers: int | None, *, check: bool = False) -> Schedule:
-        host = self._host
-        own, first, ipus = self.replicas.own, self.replicas.own.start, host.ipus
-        exchange = host.share is not None and self._exchanges_in_loop
-        planned = self.replicas.count if exchange else len(own)
-        schedule = schedule_of(
-            program,
-            micro_batches=self._per_round,
-            replicas=planned,
-            workers=workers,
-            share=host.share,
-        )
-        if check and len(schedule.workers) > 1:  # one worker alone never waits
-            schedule.check(program, replicas=planned)
-        if host.share is None:
-            return schedule
-        return (
-            schedule.for_share(own, ipus, 0)
-            if exchange
-            else schedule.for_share(range(planned), ipus, first)
-        )
+    def finish_compiling(self) -> None:
+        """Wait until compiled functions run the next steps, or cannot; see `meanwhile`.
 
-    @property
-    def _exchanges_in_loop(self) -> bool:
-        """Whether replicas exchange values within micro-batches."""
-        return any(isinstance(i, Collective) for i in sections(self._host.inlined).loop)
-
-    @property
-    def _has_messages(self) -> bool:
-        """Whether a step sends other ranks anything; if not, none need run a step at once."""
-        share = self._host.share
-        if share is None:
-            return False
-        if self.program.kind == "training" or share.columns > 1 or self._exchanges_in_loop:
-            return True
-        return bool(changed_by_replicas(self._host.inlined))
+        Raises:
+            IpuError: this thread is within a call.
+        """
+        while (later := self._later) is not None:
+            later.wait()
+            self.between_calls(self._take_over)
 
     @property
     def ipus(self) -> range:
@@ -443,11 +412,13 @@ class Executable:
 
     def trace_with(self, another: Callable[[], HostProgram]) -> None:
         """Let `another` trace updates for hyperparameters that no known variant fits."""
+        self._another = another
         if self._looped:
             self._looped.another = another
 
     def step_with(self, host: HostStepper) -> None:
         """Let `host` make the step of an optimiser that runs in Python."""
+        self._stepper = host
         if self._looped:
             self._looped.host = host
 
@@ -546,6 +517,7 @@ class Executable:
             self._settle()
             self._commit.check()
             self._storage.spread_changes()
+            self._take_over(hyperparameters)
             prints = PrintQueue(self._link.printing) if self._link.printing else None
             iterations = None if sent is None else Iterations(self._link, sent)
             recorded = None

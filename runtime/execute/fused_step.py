@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ipu_dynamo.errors import ProgramError
 from ipu_dynamo.profiling.private.profiler import ProfilerRow
-from ipu_dynamo.program import Call, HostProgram, Plain, Receive, Send, TensorType, Update
-from ipu_dynamo.program.fused import Fused, Hyperparameters, zeros_of
+from ipu_dynamo.program import Call, HostProgram, Plain, Receive, Send, TensorType
+from ipu_dynamo.program.fused import Fused, Hyperparameters, rules_of, zeros_of
 from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.schedule.actions import RunPass
 from ipu_dynamo.program.schedule.sections import sections
@@ -140,7 +140,7 @@ class FusedStep:
         self._host, self._program, self._engine, self._storage = host, program, engine, storage
         self._drops, self._devices, self._fuse_again = drops, devices, fuse_again
         self.commit = Commit(storage, NothingKept())
-        self._rules = {i.group: i.rule for i in program.walk() if isinstance(i, Update)}
+        self._rules = rules_of(program)
         self.functions = Specialisations(self._make, most=_MOST)
         self._prepared: Prepared | None = None  # for the last hyperparameters
 

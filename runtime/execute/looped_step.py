@@ -86,7 +86,7 @@ class LoopedStep:
     """Steps whose micro-batches run one after another or on several workers, before their update.
 
     Args:
-        host: the program to run, with the registers of `storage`.
+        host: the program to run.
         iterations: device iterations of a call.
         drops: of every output, see `HostLink`.
         devices: of the IPUs.
@@ -178,6 +178,13 @@ class LoopedStep:
             deferred=host.deferred,
             streams=streams,
         )
+
+    def go_on_from(self, other: "LoopedStep") -> None:
+        """Be as after the last step of another form of the program, with the same variants."""
+        self.variants.return_to(other.variants.place)
+        own, last = (f.variants.current.end.last_loss_scale for f in (self, other))
+        if own is not None and last is not None:
+            own.copy_(last)
 
     def _weights_in_common(self, before: Callable[[Tensor], Tensor]) -> WeightsInCommon:
         """What users may write on one rank, or on all of them."""
@@ -325,7 +332,7 @@ class LoopedStep:
             ranks.place = (0,)
         self._begin.prepare(self._hyperparameters, timed)
         if self._begin.copies:
-            self._storage.hold(self._begin.copies)
+            self._loop.hold(self._begin.copies)
         if ranks is not None:
             ranks.place = (1,)
         try:

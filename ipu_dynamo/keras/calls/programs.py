@@ -227,7 +227,7 @@ class StepProgram:
             self._module = module = self._new_module()
             program = self._core_program(module)
             try:
-                program.compile(*inputs)
+                program.prepare(*inputs)
             except Exception:
                 if not self._supplies(module):
                     raise

@@ -103,6 +103,7 @@ def of_program(options: Options) -> Options:
         program_cache=None,
         program_cache_limit=0,
         check_compiled="auto",
+        start="auto",
         enforce_memory=None,
         progress=True,
         record=None,

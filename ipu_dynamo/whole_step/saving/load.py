@@ -332,6 +332,7 @@ def _bring_up(
     written = run_host_passes(program, writing_passes(options, machine))
     host = run_host_passes(written, form_passes(options, machine))
     compiled = Compiled(
+        machine=machine,
         host=host,
         written=written,
         structure=entry.results,

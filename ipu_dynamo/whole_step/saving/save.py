@@ -138,6 +138,7 @@ def _check(name: str, compiled: object) -> None:
         problem = f'{name} has update="host": its update is Python'
         hint = 'save the model and the optimizer themselves, or compile without update="host"'
         raise SavedProgramError(Reason.CANNOT_SAVE, problem, hint=hint)
+    compiled.executable.finish_compiling()  # the file has the decisions for compiled functions
     compiled.executable.check_update()
 
 

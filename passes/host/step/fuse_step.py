@@ -51,7 +51,7 @@ from ipu_dynamo.program import (
     graph_outputs,
     make_function,
 )
-from ipu_dynamo.program.fused import Fused, Hyperparameters, Zeros, zeros_of
+from ipu_dynamo.program.fused import Fused, Hyperparameters, Zeros, rules_of, zeros_of
 from ipu_dynamo.program.ir.rule_function import NUMBER, function_at
 from ipu_dynamo.program.schedule.estimated_times import on_cpu
 from ipu_dynamo.program.schedule.sections import sections
@@ -104,8 +104,8 @@ class FuseStep(Pass):
         host = host.deciding(Decision(self.name, choice, reason))
         if not fuses:
             return host
-        rules = {i.group: i.rule for i in program.walk() if isinstance(i, Update)}
-        return replace(host, fused=fuse(program, zeros_of(rules, self.hyperparameters)))
+        zeros = zeros_of(rules_of(program), self.hyperparameters)
+        return replace(host, fused=fuse(program, zeros))
 
 
 def fuse(program: Program, zeros: Zeros) -> Fused:

@@ -151,22 +151,11 @@ def forget() -> None:
 
 def _key(recipe: FunctionRecipe) -> str | None:
     """A digest of the machine code, the function and the check; None: the code has no key."""
-    codes = list(_codes(recipe))
+    codes = [part.key for part in recipe.compiled_parts]
     if not codes or not all(codes):
         return None
     parts = [limits.VERSION, recipe.function.code_key, _this_check(), *codes]
     return sha256("\n".join(map(str, parts)).encode()).hexdigest()
-
-
-def _codes(recipe: FunctionRecipe) -> Iterator[str | None]:
-    if recipe.parts is not None:
-        for part in recipe.parts.parts:
-            yield from _codes(part.recipe)
-        return
-    for body in recipe.bodies:
-        yield from _codes(body)
-    if recipe.engine == "inductor":
-        yield recipe.key
 
 
 def _keep(key: str, outcome: str) -> None:

@@ -34,11 +34,15 @@ class Promise:
     Args:
         command: of the compiler, from SOURCE to LIBRARY.
         alone: makes the kernel by itself.
+
+    Attributes:
+        problem: the error of a compiler that does not take it.
     """
 
     def __init__(self, kernel: Kernel, command: Sequence[str], alone: Callable[[], Any]) -> None:
         self.kernel, self.command, self._alone = kernel, tuple(command), alone
         self.function: Function | None = None
+        self.problem = ""
         self._places: list[tuple[dict[str, Any], str]] = []
 
     def __call__(self, *arguments: Any) -> None:

@@ -28,10 +28,16 @@ def native_library() -> ctypes.CDLL | None:
         return _library_in(store.folder if store else None)
 
 
+def library_is_kept() -> bool:
+    """Whether the library is there, and need not be compiled."""
+    store = open_store()
+    return store is not None and _path_in(store).is_file()
+
+
 @cache
 def _library_in(folder: Path | None) -> ctypes.CDLL | None:
     store = StageStore(folder) if folder else None
-    path = store.folder / "replay" / f"{_key()}.so" if store else None
+    path = _path_in(store) if store else None
     try:
         if path and path.is_file():
             return _loaded(path)
@@ -67,6 +73,10 @@ def _scratch(store: StageStore | None) -> Iterator[Path]:
     else:
         with tempfile.TemporaryDirectory(prefix="ipu_dynamo-") as name:
             yield Path(name)
+
+
+def _path_in(store: StageStore) -> Path:
+    return store.folder / "replay" / f"{_key()}.so"
 
 
 def _key() -> str:

@@ -29,12 +29,9 @@ class Storage:
         program: with the variables that are here.
         tensors: the stored one of every variable, also of those of other ranks; with a leading
             dimension over groups of replicas, where it has those.
-        registers: of the program's values.
         replicas: those that run here.
 
     Attributes:
-        registers: by name.
-        frames: for every replica that runs here the registers with which a micro-batch begins.
         waiting: values that were written within a call, for the next step.
         rewritten: is called with the names of variables after `write`.
     """
@@ -43,10 +40,9 @@ class Storage:
         self,
         program: Program,
         tensors: Mapping[str, Tensor],
-        registers: Mapping[str, int],
         replicas: OwnReplicas,
     ) -> None:
-        self._program, self.registers, self._replicas = program, registers, replicas
+        self._program, self._replicas = program, replicas
         self._stored_tensors = {name: tensor.detach() for name, tensor in tensors.items()}
         self._unshared = [
             variable.name
@@ -55,15 +51,16 @@ class Storage:
         ]
         runs_first = replicas.own.start == 0  # the program's first replica, which is never a copy
         self._copies = replicas.places[int(runs_first) :]
-        self.frames = [self._frame(replica) for replica in replicas.places]
+        self._tensors = [self._tensors_of(replica) for replica in replicas.places]
         # An entry is set, read and deleted in one operation of the interpreter: without a lock.
         self.waiting: dict[str, Tensor | Sequence[Tensor]] = {}
         self.rewritten: Callable[[Iterable[str]], None] = lambda names: None
         # As torch counts writes; None: a call was interrupted, and all writes since are its own.
         self._versions: list[int] | None = self._own_versions()
 
-    def _frame(self, replica: int) -> list[Any]:
-        frame: list[Any] = [None] * (max(self.registers.values(), default=-1) + 1)
+    def _tensors_of(self, replica: int) -> dict[str, Tensor]:
+        """The tensor of every variable on a replica."""
+        tensors = {}
         for variable in self._program.variables:
             tensor = self._stored_tensors[variable.name]
             if variable.groups is not None:
@@ -72,19 +69,26 @@ class Storage:
                 places = self._replicas.places[1:]
                 if replica in (places if variable.kind == "accumulator" else self._copies):
                     tensor = tensor.clone()
-            frame[self.registers[variable.name]] = tensor
-        return frame
+            tensors[variable.name] = tensor
+        return tensors
+
+    def frames(self, registers: Mapping[str, int]) -> list[list[Any]]:
+        """For every replica that runs here, the registers with which a micro-batch begins.
+
+        Args:
+            registers: of the program's values, by name.
+        """
+        frames = []
+        for tensors in self._tensors:
+            frame: list[Any] = [None] * (max(registers.values(), default=-1) + 1)
+            for name, tensor in tensors.items():
+                frame[registers[name]] = tensor
+            frames.append(frame)
+        return frames
 
     def tensor(self, name: str, replica: int = 0) -> Tensor:
         """The tensor that holds a variable on a replica, by its place among those here."""
-        value: Tensor = self.frames[replica][self.registers[name]]
-        return value
-
-    def hold(self, values: Mapping[str, Sequence[Tensor]]) -> None:
-        """Begin each micro-batch with these values, too: of each name, that of each replica."""
-        for name, of_each in values.items():
-            for frame, value in zip(self.frames, of_each, strict=True):
-                frame[self.registers[name]] = value
+        return self._tensors[replica][name]
 
     def stored_tensor(self, name: str) -> Tensor:
         """The tensor that a variable was given."""

@@ -14,6 +14,7 @@ from ipu_dynamo.profiling.private.profiler import ProfilerRow
 from ipu_dynamo.program import Collective, Program, Receive, ReceiveFromRank, SendToRank
 from ipu_dynamo.program.deferred import Deferred
 from ipu_dynamo.program.schedule.actions import AddGradients, RunPass
+from ipu_dynamo.program.schedule.registers import number_registers
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.share import OwnReplicas
@@ -40,7 +41,7 @@ class MicroBatchLoop:
     """The micro-batches between two updates; without updates, all micro-batches of a call.
 
     Args:
-        program: the program to run, with the registers of `storage`.
+        program: the program to run.
         replicas: those that run here.
         stages: of its functions.
         drops: of every output, see `HostLink`.
@@ -70,7 +71,7 @@ class MicroBatchLoop:
         deferred: Deferred | None,
         streams: RankStreams | None,
     ) -> None:
-        cut, registers = sections(program), storage.registers
+        cut, registers = sections(program), number_registers(program, devices=devices)
         stay = [v.name for v in program.variables]
         stay += [name for instruction in cut.before for name in instruction.made_names]
         self._gradients: _Gradients | None = None
@@ -111,7 +112,7 @@ class MicroBatchLoop:
         own = [index for index, of in enumerate(schedule.passes) if of.ipu in ipus]
         self._tasks = dict(zip(own, bind_passes(binding), strict=bool(own)))
         self._first = own[0] if own else 0
-        self._storage, self._replicas = storage, len(replicas.own)
+        self._frames, self._replicas = storage.frames(registers), len(replicas.own)
         self._first_replica = replicas.own.start
         self._width = cut.micro_batches * self._replicas
         self._threads, self._schedule, self._workers = (
@@ -123,10 +124,16 @@ class MicroBatchLoop:
         self._ends = {of.ipu: index for index, of in enumerate(schedule.passes)}.values()
         self._trains = program.kind == "training"
 
+    def hold(self, values: Mapping[str, Sequence[Tensor]]) -> None:
+        """Begin each micro-batch with these values, too: of each name, that of each replica."""
+        for name, of_each in values.items():
+            for frame, value in zip(self._frames, of_each, strict=True):
+                frame[self.binding.registers[name]] = value
+
     def __call__(self, step: int, streams: HostStreams, observer: Observer) -> None:
         """Run the micro-batches of a call's step. Without an update, each is a device iteration,
         and reported as soon as all replicas have run it."""
-        frames = self._storage.frames
+        frames = self._frames
         replicas, width, last = self._replicas, self._width, self._last
         received, sent = streams.received, streams.sent
         tasks, gradients = self._tasks, self._gradients

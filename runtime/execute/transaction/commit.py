@@ -119,16 +119,16 @@ class Commit:
 
     Attributes:
         signals: the block in which signal handlers wait.
-        check: see `Undo`.
+        check, rewritten: see `Undo`.
     """
 
     def __init__(self, storage: Storage, undo: Undo) -> None:
         self._storage, self._undo = storage, undo
-        self.signals, self.check = DeferredSignals(), undo.check
+        self.signals = DeferredSignals()
+        self.check, self.rewritten = undo.check, undo.rewritten
         # One tuple, so that an interrupt comes before a step's end or after it: the phase, the
         # number of complete steps before those that are pending, and these.
         self._state: tuple[Phase, int, _Pending | None] = "complete", 0, None
-        storage.rewritten = undo.rewritten
 
     @property
     def phase(self) -> Phase:

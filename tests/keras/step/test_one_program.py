@@ -11,6 +11,9 @@ import ipu_dynamo
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.keras import IPUStrategy
 from ipu_dynamo.keras.attach.model_state import state_of
+from ipu_dynamo.options.options import START
+from tests.whole_step import start_now
+from tests.whole_step.start_now import HeldEngine
 
 L = keras.layers
 X = np.random.default_rng(0).standard_normal((32, 4)).astype("float32")
@@ -114,6 +117,19 @@ def test_states_of_the_optimizer_that_the_host_assigns_act(model, engine):
         np.testing.assert_array_equal(a, b)
     (run,) = state_of(twin).programs.values()
     assert bool(run.compiled.executable.fused) == (engine == "inductor")
+
+
+def test_the_variable_lets_the_first_step_run_now(model, monkeypatch):
+    monkeypatch.setenv(START, "now")
+    engine = start_now.use(monkeypatch, HeldEngine())
+    model.fit(X[:16], Y[:16], batch_size=4, verbose=0)
+    assert engine.compiled == 0
+    engine.let_go.set()
+    model.fit(X[:16], Y[:16], batch_size=4, verbose=0)
+    assert engine.compiled == 1
+    (run,) = state_of(model).programs.values()
+    assert run.compiled.executable.step == 8
+    assert run.compiled.executable.fused
 
 
 @pytest.mark.few(1)
