@@ -197,6 +197,7 @@ def test_a_training_without_a_question_loads_nothing_of_the_machine():
     assert python(ASK_NOTHING) == "[]"
 
 
+@pytest.mark.slow
 def test_json_of_processes_with_other_hash_seeds_is_equal_and_reads_back(tmp_path):
     files = [tmp_path / name for name in ("one", "two")]
     for seed, file in enumerate(files):
