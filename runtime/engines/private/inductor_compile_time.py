@@ -25,23 +25,26 @@ def shortened_compiling() -> Iterator[None]:
         templates_on_demand(),  # first: the next ones import some
         attention_patterns_on_demand(),
         vector_sets_known(),
-        polynomial_indices_kept(),
+        indices_shortened(),
         dtype_rules_made_once(),
     ):
         yield
 
 
 @contextmanager
-def polynomial_indices_kept() -> Iterator[None]:
-    """Let Inductor take strides of polynomials without simplifying these before.
+def indices_shortened() -> Iterator[None]:
+    """Let Inductor simplify only the terms of an index that a stride depends on.
 
     Simplifying takes 10 ms for each variable of `64*x1 + 8*x2 + x3 + 11741`, and hundreds of such
     indices are in a convolution's patches. It changes strides only where there are quotients or
-    remainders, which can be constant within a vector.
+    remainders, which can be constant within a vector. Of `512*x0 + 4*(x2//2) + x3//2` along `x3`,
+    `x3//2` is left. The same terms are in other indices, and PyTorch caches what it simplifies.
     """
     original = sizevars.simplify_index_in_vec_range
 
     def simplified(index: Any, variable: Any, vector: int) -> Any:  # SymPy has no types
+        if getattr(index, "is_Add", False):
+            _, index = index.as_independent(variable, as_Add=True)
         is_polynomial = getattr(index, "is_polynomial", None)  # relations do not have it
         if is_polynomial is not None and is_polynomial(*index.free_symbols):
             return index

@@ -14,20 +14,22 @@ from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 from torch._inductor.fx_passes import fuse_attention, joint_graph, misc_patterns, post_grad
 from torch._inductor.pattern_matcher import PatternMatcherPass, init_once_fakemode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+from torch.utils._sympy.functions import FloorDiv, Min, ModularIndexing
 
 from ipu_dynamo.runtime.engines.private.inductor import lower_artifact
 from ipu_dynamo.runtime.engines.private.inductor_compile_time import (
     attention_patterns_on_demand,
     dtype_rules_made_once,
-    polynomial_indices_kept,
+    indices_shortened,
     templates_on_demand,
 )
 
 pytestmark = pytest.mark.inductor
 VARIABLES = sympy.symbols("d0:3", integer=True, nonnegative=True)
+QUOTIENTS = st.builds(FloorDiv, st.sampled_from(VARIABLES), st.sampled_from([2, 3, 16]))
 TERMS = st.one_of(
     st.sampled_from(VARIABLES),
+    st.builds(lambda quotient: Min(4, quotient + 1), QUOTIENTS),  # of average pools
     st.builds(FloorDiv, st.sampled_from(VARIABLES), st.sampled_from([3, 16, 32])),
     st.builds(
         ModularIndexing,
@@ -39,18 +41,19 @@ TERMS = st.one_of(
 INDICES = st.lists(st.tuples(st.integers(1, 99), TERMS), min_size=1, max_size=4)
 
 
-def test_polynomials_are_not_simplified(monkeypatch):
+def test_polynomials_and_other_terms_are_not_simplified(monkeypatch):
     seen = []
     monkeypatch.setattr(
         sizevars, "simplify_index_in_vec_range", lambda index, *_: seen.append(index) or index
     )
     stride_at = sizevars.stride_at_vec_range.__wrapped__  # without its cache
     first, second, _ = VARIABLES
-    with polynomial_indices_kept():
+    with indices_shortened():
         assert stride_at(3 * first * second + second, second, 16) == 3 * first + 1
         assert seen == []
         quotient, relation = FloorDiv(first, 3), sympy.Ge(first, 3)
-        stride_at(quotient, first, 16)
+        stride_at(2 * FloorDiv(second, 3) + quotient + second, first, 16)
+        assert stride_at(2 * FloorDiv(second, 3) + first, first, 16) == 1
         sizevars.simplify_index_in_vec_range(relation, first, 16)
         assert seen == [quotient, relation]
         polynomial = 3 * first + 1
@@ -80,7 +83,7 @@ def test_strides_are_the_same(parts, first, variable):
     index = first + sum(factor * term for factor, term in parts)
     stride_at = sizevars.stride_at_vec_range.__wrapped__  # without its cache
     expected = stride_at(index, variable, 16)
-    with polynomial_indices_kept():
+    with indices_shortened():
         assert stride_at(index, variable, 16) == expected
 
 
