@@ -1,11 +1,16 @@
-"""Say what is wrong, where in the user's model, and what to try."""
+"""Say what is wrong, where in the user's model, and what to try.
+
+`python -m ipu_dynamo.errors ID` prints what the guide says about errors of a kind.
+"""
 
 import os
 import re
+import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from difflib import get_close_matches
 from pathlib import Path
 from types import TracebackType
 
@@ -35,7 +40,7 @@ class IpuError(Exception):
 
     Attributes:
         id: which kind of error this is; it stays the same from version to version, and
-            docs/errors.md has a section for each.
+            `python -m ipu_dynamo.errors ID` prints the section of the guide for it.
         rank, host: of the process that met the error, if another one did or another one's is
             raised here, too; else None.
     """
@@ -53,7 +58,7 @@ class IpuError(Exception):
 
 def guide_note(id: str) -> str:
     """Where the guide explains errors of a kind, as a note of the error."""
-    return f"error id {id}: see docs/errors.md#{id}"
+    return f"error id {id}: python -m ipu_dynamo.errors {id} says more"
 
 
 class OptionError(IpuError, ValueError):
@@ -344,3 +349,32 @@ def _innermost(frames: Sequence[_Frame]) -> str:
         return "unknown source"
     file, line, function, text = _user_frame(frames)
     return f"{Path(file).name}:{line} in {function}: {text.strip()}"
+
+
+def _guide() -> dict[str, str]:
+    """The sections of the guide's page on errors by id, in its order."""
+    for page in (_HERE / "guide" / "errors.md", _HERE.parent / "docs" / "errors.md"):
+        if page.is_file():  # in an installed package, and in a checkout
+            parts = re.split(r"^## (\S+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            return {id: text.strip() for id, text in zip(parts[1::2], parts[2::2], strict=True)}
+    return {}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the section of one kind of errors; exit with 2 where there is no such one."""
+    sections = _guide()
+    if len(arguments) != 1:
+        print(f"usage: python -m ipu_dynamo.errors ID\nIDs: {', '.join(sections)}", file=sys.stderr)
+        return 2
+    (id,) = arguments
+    if id not in sections:
+        near = get_close_matches(id, sections, n=3)
+        which = f"did you mean: {', '.join(near)}?" if near else f"there are {', '.join(sections)}"
+        print(f"error: there is no error id {id!r}; {which}", file=sys.stderr)
+        return 2
+    print(f"## {id}\n\n{sections[id]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

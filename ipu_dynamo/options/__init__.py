@@ -3,7 +3,9 @@
 from ipu_dynamo.errors import OptionError as OptionError
 from ipu_dynamo.options.anchors import Anchor as Anchor
 from ipu_dynamo.options.checks import check_choice as check_choice
+from ipu_dynamo.options.checks import check_count as check_count
 from ipu_dynamo.options.checks import check_names as check_names
+from ipu_dynamo.options.checks import named_options as named_options
 from ipu_dynamo.options.locations import Location as Location
 from ipu_dynamo.options.locations import Locations as Locations
 from ipu_dynamo.options.loss_scaling import AutomaticLossScaling as AutomaticLossScaling

@@ -1,7 +1,10 @@
 """Check names and values of options."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
+from functools import wraps
+from typing import Any, TypeVar
 
 from ipu_dynamo.errors import OptionError
 
@@ -18,8 +21,43 @@ def check_names(given: Iterable[object], known: Sequence[str]) -> None:
     """Raise for an option that does not exist; say which ones have a name like it."""
     for name in given:
         if name not in known:
-            near = ", ".join(get_close_matches(str(name), known, n=3)) or ", ".join(known)
-            raise OptionError(f"there is no option {name!r}; did you mean: {near}?")
+            near = get_close_matches(str(name), known, n=3)
+            which = f"did you mean: {', '.join(near)}?" if near else f"there are {', '.join(known)}"
+            raise OptionError(f"there is no option {name!r}; {which}")
+
+
+def check_count(name: str, value: object, *, or_none: bool = False) -> None:
+    """Raise unless an option is an integer of at least 1, or None where that is allowed.
+
+    Args:
+        name: of the option, as "option replicas".
+    """
+    if value is None and or_none:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        wanted = "an int of at least 1, or None" if or_none else "an int of at least 1"
+        raise OptionError(f"{name} takes {wanted}, not {described(value)}")
+
+
+def described(value: object) -> str:
+    """A value that does not fit, in an error: `0`, or `the str '4'`."""
+    return str(value) if type(value) is int else f"the {type(value).__name__} {value!r}"
+
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def named_options(options: _Class) -> _Class:
+    """Let a dataclass refuse unknown options as `check_names` does."""
+    init, known = vars(options)["__init__"], [field.name for field in fields(options)]
+
+    @wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        check_names(kwargs, known)
+        init(self, *args, **kwargs)
+
+    type.__setattr__(options, "__init__", checked)
+    return options
 
 
 def check_ipu_id(ipu_id: object) -> None:

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ipu_dynamo.errors import OptionError
 from ipu_dynamo.options.anchors import Anchor
-from ipu_dynamo.options.checks import check_choice, check_names
+from ipu_dynamo.options.checks import (
+    check_choice,
+    check_count,
+    check_names,
+    described,
+    named_options,
+)
 from ipu_dynamo.options.devices import Device, read_devices
 from ipu_dynamo.options.locations import Locations
 from ipu_dynamo.options.loss_scaling import AutomaticLossScaling
@@ -79,6 +85,26 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 }
 
 
+_WANTED: dict[type, str] = {
+    AutomaticLossScaling: "an ipu_dynamo.AutomaticLossScaling",
+    Locations: "an ipu_dynamo.Locations",
+    Mapping: "a dictionary",
+    Sequence: "a list",
+    Strategy: 'an ipu_dynamo.Strategy, such as Strategy(kind="pipelined")',
+    bool: "True or False",
+    float: "a float",
+    int: "an int",
+    str: "a str",
+    type(None): "None",
+}
+
+
+def _wanted(kinds: type | tuple[type, ...]) -> str:
+    """What values an option takes, in words."""
+    return " or ".join(_WANTED[kind] for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
+
+
+@named_options
 @dataclass(frozen=True, slots=True)
 class Options:
     """What one compilation is told.
@@ -262,14 +288,12 @@ class Options:
         for name, choices in _CHOICES.items():
             check_choice(name, getattr(self, name), choices)
         for name in _COUNTS:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise OptionError(f"option {name} is {value!r}; it counts from 1")
+            check_count(f"option {name}", getattr(self, name))
         if self.outline != "auto" and not isinstance(self.outline, bool):
             raise OptionError(f"option outline is {self.outline!r}; choose auto, True or False")
         for name, kinds in _KINDS.items():
             if not isinstance(value := getattr(self, name), kinds):
-                raise OptionError(f"option {name} is {value!r}, a {type(value).__name__}")
+                raise OptionError(f"option {name} takes {_wanted(kinds)}, not {described(value)}")
         tiles = self.io_tiles
         if type(tiles) is not int or (tiles and (tiles % 2 or not 32 <= tiles <= 192)):
             raise OptionError(
@@ -282,8 +306,7 @@ class Options:
             raise OptionError(f"option record is {self.record!r}; choose timeline, or None")
         if self.partials_chunk < 16:
             raise OptionError(f"option partials_chunk is {self.partials_chunk}; it is at least 16")
-        if self.workers is not None and (type(self.workers) is not int or self.workers < 1):
-            raise OptionError(f"option workers is {self.workers!r}; it counts from 1, or is None")
+        check_count("option workers", self.workers, or_none=True)
         if type(limit := self.program_cache_limit) is not int or limit < 0:
             raise OptionError(
                 f"option program_cache_limit is {limit!r}; it is a number of bytes, or 0"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ipu_dynamo.errors import OptionError
-from ipu_dynamo.options.checks import check_ipu_id
+from ipu_dynamo.options.checks import check_count, check_ipu_id
 
 StrategyKind = Literal["pipelined", "sharded", "serial_phased", "parallel_phased"]
 Liveness = Literal[
@@ -115,8 +115,7 @@ class Strategy:
                 f"{' or '.join(PARALLEL_LIVENESS)}"
             )
         if self.ipus is not None:
-            if type(self.ipus) is not int or self.ipus < 1:
-                raise OptionError(f"strategy ipus is {self.ipus!r}; it counts from 1, or is None")
+            check_count("strategy ipus", self.ipus, or_none=True)
             if self.stages or self.phased:
                 raise OptionError(
                     "strategy ipus cuts the model by itself; leave out stages and phases"

@@ -1,6 +1,7 @@
 """Find out what a path holds: an index, one archive, or what TensorFlow saved."""
 
 import os
+import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -132,8 +133,26 @@ def _archive(path: Path) -> Path:
     found = sorted(path.glob("*.pt2")) if path.is_dir() else []
     if len(found) == 1:
         return found[0]
-    there = f" ({len(found)} .pt2 files and no {FILE})" if found else ""
-    raise ValueError(f"no saved program found in {path}{there}")
+    raise ValueError(f"no saved program found in {path}: {_what_is_there(path, len(found))}")
+
+
+def _what_is_there(path: Path, archives: int) -> str:
+    """What is at a path in place of a saved program, in words."""
+    if not path.exists():
+        return "it does not exist"
+    if path.is_dir():
+        return f"it has {archives or 'no'} .pt2 file{'s' * (archives > 1)} and no {FILE}"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {name.rpartition("/")[2] for name in archive.namelist()}
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
+        members = set()
+    export = "export the model, torch.export.export, and write it with torch.export.save"
+    if "constants.pkl" in members:
+        return f"it is TorchScript; {export}"
+    if "data.pkl" in members:
+        return f"torch.save wrote it, which keeps no program; {export}"
+    return "it is no .pt2 file, and no folder"
 
 
 def _of_archive(path: Path, trust: bool) -> Signature:

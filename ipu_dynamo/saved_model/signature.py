@@ -1,5 +1,6 @@
 """Hold a signature of a saved program as an object that is called with tensors by name."""
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.locks import QueueLock
 from ipu_dynamo.saved_model.exported.flat_program import FlatProgram, Watch
 from ipu_dynamo.saved_model.exported.node_names import Group, groups
@@ -180,8 +182,30 @@ class Signature:
         self._sizes.check(flat)
         if self._runner is None:
             self._runner = self._make_runner(self)
-        results = self._runner.run(flat, watch)
+        try:
+            results = self._runner.run(flat, watch)
+        except (IndexError, RuntimeError, ValueError) as error:
+            if (node := self._failed_node(error)) and not isinstance(error, IpuError):
+                error.args = (f"{error}, in node {node}", *error.args[1:])
+            raise
         return {name: results[spec.position] for name, spec in self.outputs.items()}
+
+    def _failed_node(self, error: Exception) -> str:
+        """The node whose operator raised an error, and the inputs that it reads."""
+        nodes = {node.name: node for node in self._open().graph.nodes}
+        inputs = {
+            node: name for (kind, name), node in self.border_nodes().items() if kind == "input"
+        }
+        owners = {node.name: group.name for group in self.groups() for node in group.nodes}
+        for frame in traceback.extract_tb(error.__traceback__):
+            if "eval_with_key" in frame.filename:  # the code of the graph, a line for each node
+                node = nodes.get((frame.line or "").partition(" = ")[0].partition(":")[0].strip())
+                if node is not None:
+                    read = [owners.get(n.name, n.name) for n in node.all_input_nodes]
+                    of = ", ".join(f"input {inputs[name]}" for name in read if name in inputs)
+                    name = owners.get(node.name, node.name)
+                    return f"{name}, {of}" if of else name
+        return ""
 
     def _with_defaults(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """All inputs, as many rows of those that were left out as of the first that is there."""

@@ -13,13 +13,16 @@ from ipu_dynamo.options import (
     Outlining,
     Strategy,
     check_choice,
+    check_count,
     check_names,
+    named_options,
 )
 
 Fallback = Literal["error", "warn", "allow"]
 Recomputing = Literal["auto", "off", "cheap"]
 
 
+@named_options
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
     """What one `torch.compile(model, backend="ipu", options=...)` is told.
@@ -68,8 +71,7 @@ class BackendOptions:
         check_choice("fallback", self.fallback, ("error", "warn", "allow"))
         check_choice("recompute", self.recompute, ("auto", "off", "cheap"))
         n = self.micro_batches
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise OptionError(f"option micro_batches is {n!r}; it counts from 1")
+        check_count("option micro_batches", n)
         self._check_batch_inputs()
         self._core(self.strategy)  # checks them
         if self.strategy.phased:
@@ -154,6 +156,12 @@ class BackendOptions:
             )
         known = [f.name for f in fields(cls)]
         for name in (f.name for f in fields(Options)):
+            if name == "devices" and name in given:
+                raise OptionError(
+                    "option devices has no meaning for torch.compile: each layer runs where its "
+                    'weights are, which model.to("cuda") says; ipu_dynamo.compile_training has '
+                    "devices of IPUs"
+                )
             if name in given and name not in known:
                 raise OptionError(
                     f"option {name} has no meaning for torch.compile, which calls the model batch "

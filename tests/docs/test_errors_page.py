@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import poptorch
-from ipu_dynamo.errors import CompileError, IpuError
+from ipu_dynamo.errors import CompileError, IpuError, main
 from tests.docs.guide import FOLDER
 
 ROOT = FOLDER.parent
@@ -52,7 +52,26 @@ def test_every_id_has_a_section_and_every_section_an_id():
 def test_an_error_leads_to_its_section():
     error = CompileError("a problem", id="value")
     assert error.id == "value"
-    assert error.__notes__ == ["error id value: see docs/errors.md#value"]
+    assert error.__notes__ == ["error id value: python -m ipu_dynamo.errors value says more"]
+
+
+@pytest.mark.parametrize("id", SECTIONS)
+def test_a_command_prints_the_section_of_an_error(id, capsys):
+    assert main([id]) == 0
+    page = (FOLDER / "errors.md").read_text(encoding="utf-8")
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"## {id}\n\n")
+    assert printed.strip() in page
+    assert len(re.findall(r"^## \S+$", printed, re.M)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [(["valeu"], "did you mean: value?"), (["zzz"], "there are value, types"), ([], "IDs: value,")],
+)
+def test_the_command_names_the_ids_that_there_are(arguments, problem, capsys):
+    assert main(arguments) == 2
+    assert problem in capsys.readouterr().err
 
 
 def test_every_error_that_poptorch_raises_names_its_kind():
@@ -71,7 +90,9 @@ def test_an_error_of_poptorch_leads_to_its_section():
     with pytest.raises(poptorch.Error) as caught:
         poptorch.inferenceModel(torch.nn.Linear(2, 2), {"deviceIterations": 2})
     assert caught.value.id == "option"
-    assert caught.value.__notes__ == ["error id option: see docs/errors.md#option"]
+    assert caught.value.__notes__ == [
+        "error id option: python -m ipu_dynamo.errors option says more"
+    ]
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.id, again.__notes__) == (caught.value.id, caught.value.__notes__)
 
@@ -87,5 +108,5 @@ def test_the_errors_of_poptorch_lead_there_too():
     with pytest.raises(poptorch.Error) as caught:
         executor(torch.ones(2))
     assert caught.value.id == "value"
-    assert caught.value.__notes__ == ["error id value: see docs/errors.md#value"]
-    assert "errors.md" not in caught.value.location
+    assert caught.value.__notes__ == ["error id value: python -m ipu_dynamo.errors value says more"]
+    assert "ipu_dynamo.errors" not in caught.value.location

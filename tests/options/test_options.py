@@ -1,6 +1,7 @@
 """Check that options are checked once, where they enter."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -45,7 +46,7 @@ def test_defaults_are_one_plain_micro_batch():
     ],
 )
 def test_value_that_an_option_cannot_have_is_refused_by_name(name, value):
-    with pytest.raises(OptionError, match=f"option {name} is {value!r}"):
+    with pytest.raises(OptionError, match=rf"option {name} (is|takes) .*{re.escape(repr(value))}"):
         Options(**{name: value})
 
 
@@ -87,7 +88,7 @@ def test_options_are_read_from_a_dictionary():
 def test_unknown_option_is_refused_with_near_names():
     with pytest.raises(OptionError, match="no option 'replica'; did you mean: replicas"):
         Options.read({"replica": 2})
-    with pytest.raises(OptionError, match="no option 'zzz'; did you mean: engine, device_iter"):
+    with pytest.raises(OptionError, match="no option 'zzz'; there are engine, device_iter"):
         Options.read({"zzz": 2})
 
 

@@ -310,7 +310,7 @@ def test_a_second_name_of_a_tensor_will_do():
     [
         ({"w": ReplicaGroups(3)}, "groups of 3 for w; their size must divide the 4 replicas"),
         ({"w": 2}, "has 2 for w; give a ReplicaGroups"),
-        ("w", "option replica_groups is 'w', a str"),
+        ("w", "option replica_groups takes a dictionary, not the str 'w'"),
     ],
 )
 def test_groups_that_cannot_be_are_refused(replica_groups, message):

@@ -21,6 +21,9 @@ HOMES = {  # folders at the root, and the names that they are imported by
 }
 
 
+PAGES = "ipu_dynamo.guide"  # pages of docs/ that are data of the package; no module is there
+
+
 def packages_in_folders() -> dict[str, str]:
     """Map the import name of each folder that holds an `__init__.py` to that folder."""
     found = {}
@@ -32,7 +35,13 @@ def packages_in_folders() -> dict[str, str]:
 
 
 def test_every_folder_with_an_init_is_listed():
-    assert sorted(SETUPTOOLS["packages"]) == sorted(packages_in_folders())
+    assert sorted(SETUPTOOLS["packages"]) == sorted([*packages_in_folders(), PAGES])
+
+
+def test_pages_that_commands_print_are_package_data():
+    folder = ROOT / SETUPTOOLS["package-dir"][PAGES]
+    assert (folder / "errors.md").is_file()
+    assert SETUPTOOLS["package-data"][PAGES] == ["errors.md"]
 
 
 def test_every_package_maps_to_its_folder():

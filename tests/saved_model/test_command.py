@@ -58,7 +58,9 @@ def test_processes_end_as_the_command_says(folder, tmp_path):
     arguments = ["show", "--dir", f"{folder}-none"]
     assert prepared_processes.run(run_command, arguments, output=output) == 1
     assert output.read_text() == ""
-    assert errors_of(output) == f"error: no saved program found in {folder}-none\n"
+    assert errors_of(output) == (
+        f"error: no saved program found in {folder}-none: it does not exist\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def compiled(model, fullgraph=True):
     [
         ({"engin": "eager"}, "there is no option 'engin'; did you mean: engine"),
         ({"microbatches": 4}, "there is no option 'microbatches'; did you mean: micro_batches"),
-        ({"micro_batches": 0}, "option micro_batches is 0; it counts from 1"),
+        ({"micro_batches": 0}, "option micro_batches takes an int of at least 1, not 0"),
         ({"fallback": "never"}, "option fallback is 'never'; choose one of error, warn, allow"),
         ("eager", "options are a dictionary or ipu_dynamo.BackendOptions"),
         ({"engine": "fast"}, "option engine is 'fast'; choose one of auto, inductor, eager"),

@@ -103,7 +103,7 @@ def _convert(options: argparse.Namespace) -> None:
     """Convert as the options say."""
     from ipu_dynamo.saved_model.conversion.convert import convert  # seconds to import
 
-    convert(
+    line = convert(
         options.dir,
         options.output_dir,
         tags=tags_of(options.tag_set),
@@ -112,3 +112,4 @@ def _convert(options: argparse.Namespace) -> None:
         config_file=options.config_file,
         **{name: value for name, value in vars(options).items() if name not in _OTHERS},
     )
+    print(line)

@@ -4,6 +4,7 @@ import argparse
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 from ipu_dynamo.saved_model.command.convert_command import add_convert
 from ipu_dynamo.saved_model.command.run_command import add_run
@@ -39,14 +40,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """Of the command and its subcommands."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with 2; what stands in place of the method of a conversion belongs behind it."""
+        if message.startswith("argument method: invalid choice"):
+            message += "; options of a conversion come after ipu: convert ... ipu --num_ipus 2"
+        super().error(message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    common = argparse.ArgumentParser(add_help=False)
+    common = _Parser(add_help=False)
     common.add_argument("--dir", required=True, help="the saved program")
     common.add_argument(
         "--trust", action="store_true", help="read it as PyTorch does, which may run what it says"
     )
     common.add_argument("--traceback", action="store_true", help="print where an error comes from")
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="ipu-saved-model",
         description="Show, run and convert saved programs.",
         allow_abbrev=False,

@@ -3,6 +3,7 @@
 import os
 import shutil
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from ipu_dynamo.progress import begin, job
 from ipu_dynamo.saved_model.conversion.convert_program import Converted, convert_program
+from ipu_dynamo.saved_model.conversion.drafts.draft import HOST, Placement
 from ipu_dynamo.saved_model.conversion.drafts.from_exported import from_exported
 from ipu_dynamo.saved_model.conversion.executable.embed import embed
 from ipu_dynamo.saved_model.conversion.executable.place_executable import (
@@ -47,7 +49,7 @@ def convert(
     config_file: str | os.PathLike[str] | None = None,
     memory_per_ipu: int | None = None,
     **options: Any,
-) -> None:
+) -> str:
     """Convert one signature for IPUs, and write `output_dir` as a whole or not at all.
 
     With stages it prints where their costs come from.
@@ -59,6 +61,9 @@ def convert(
         config_file: options as a JSON object; those that are given here go before it.
         memory_per_ipu: bytes that stages of a pipeline may take; None: those of a Mk2 IPU.
         options: by name, as `ipu-saved-model convert ipu --help` lists them.
+
+    Returns:
+        Where the program is and its nodes are, in a line.
 
     Raises:
         ValueError: an option is wrong, excludes another one, or does not fit the program.
@@ -72,7 +77,7 @@ def convert(
         raise TypeError("tags are a list of texts, not a text")
     if memory_per_ipu is not None:
         integer("memory_per_ipu", memory_per_ipu, 1, most=1 << 62)
-    convert_signature(
+    return convert_signature(
         dir,
         output_dir,
         read_request(options, config_file),
@@ -94,18 +99,21 @@ def convert_signature(
     trust: bool = False,
     memory_per_ipu: int | None = None,
     say: Say = lambda text: None,
-) -> None:
+) -> str:
     """Convert as `convert` does, for whoever shows messages otherwise.
 
     Args:
         say: gets what is printed.
+
+    Returns:
+        As `convert`.
     """
     options, out = request.options, Path(os.path.abspath(output_dir))
     check_combinations(options)
     _check_empty(out)
     with job(f"converting {os.fspath(dir)}"):
         begin("reading")
-        _convert(dir, request, tags, key, trust, memory_per_ipu, say, out)
+        return _convert(dir, request, tags, key, trust, memory_per_ipu, say, out)
 
 
 def _convert(
@@ -117,7 +125,7 @@ def _convert(
     memory_per_ipu: int | None,
     say: Say,
     out: Path,
-) -> None:
+) -> str:
     options = request.options
     programs = SavedPrograms(dir, trust=trust)
     with programs.signature(tags, key) as signature:
@@ -133,11 +141,21 @@ def _convert(
         say(pipeline.message)
         for problem in pipeline.warnings:
             warnings.warn(problem, stacklevel=4)
+    where = _where_nodes_are(converted.draft.placement)  # an executable takes the place of some
     with naming("output_dir"), new_folder(out, overwrite=False) as folder:
         result = _result(converted, pipeline, request, tags, key, folder)
         begin("writing")
         copy_assets(programs.path, folder)
         _finish(result, folder, out)
+    return f"{out} is written: {where}"
+
+
+def _where_nodes_are(placement: Placement) -> str:
+    ipus = Counter(placement.ipus.values())
+    counts = [(f"IPU {ipu}", ipus[ipu]) for ipu in sorted(ipus)]
+    counts.append(("the host", sum(device == HOST for device in placement.devices.values())))
+    texts = [f"{count} node{'s' * (count != 1)} on {place}" for place, count in counts if count]
+    return ", ".join(texts) or "no nodes"
 
 
 def _check_empty(out: Path) -> None:

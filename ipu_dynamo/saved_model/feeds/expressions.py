@@ -236,6 +236,10 @@ class _Walk:
         name = _dotted(node.func)
         if name in FUNCTIONS:
             return call(FUNCTIONS[name], args, kwargs, self._part(node))
+        if f"np.{name}" in FUNCTIONS:
+            raise self._refused(
+                node.func, f"no function of the list of expressions; write np.{name}"
+            )
         if isinstance(node.func, ast.Attribute) and not name.startswith("np."):
             owner = self.value(node.func.value, depth)
             table = GENERATOR_METHODS if isinstance(owner, np.random.Generator) else METHODS

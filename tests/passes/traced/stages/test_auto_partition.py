@@ -221,5 +221,5 @@ def test_what_cannot_be_cut_is_refused():
         compile_with(Chain(), kind="pipelined", ipus=3)
     with pytest.raises(OptionError, match="costs say where"):
         Strategy(costs=((1.0, 1.0),))
-    with pytest.raises(OptionError, match="counts from 1"):
+    with pytest.raises(OptionError, match="at least 1, or None"):
         Strategy(ipus=0)
