@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from ipu_dynamo.capture.custom.host_functions import HostFunction
     from ipu_dynamo.debug.bisect import Difference, bisect
     from ipu_dynamo.errors import CompileError, ExecutionError, InputError, IpuError
-    from ipu_dynamo.inspection.inspection import Inspection, inspect
+    from ipu_dynamo.inspection.inspect_model import inspect
+    from ipu_dynamo.inspection.inspection import Inspection
     from ipu_dynamo.machine.single_operator import operator_cost
     from ipu_dynamo.ops.library.keyed_random import (
         keyed_bernoulli,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from ipu_dynamo.saved.refusal import Reason, SavedProgramError
     from ipu_dynamo.saved.values import register_named_tuple
     from ipu_dynamo.torch_compile.backend_options import BackendOptions
-    from ipu_dynamo.torch_compile.explanation import Explanation, explain
+    from ipu_dynamo.torch_compile.explanation import explain
     from ipu_dynamo.whole_step.api import compile_inference, compile_training
     from ipu_dynamo.whole_step.checkpoints.checkpoint_files import latest_checkpoint
     from ipu_dynamo.whole_step.checkpoints.checkpoints import load_checkpoint, save_checkpoint
@@ -71,7 +72,6 @@ __all__ = [
     "ConvolutionGroup",
     "Difference",
     "ExecutionError",
-    "Explanation",
     "FreeRows",
     "HostFunction",
     "InputError",
@@ -153,12 +153,13 @@ _NAMES_IN = {
     "ipu_dynamo.whole_step.api": ("compile_inference", "compile_training"),
     "ipu_dynamo.debug.bisect": ("Difference", "bisect"),
     "ipu_dynamo.errors": ("CompileError", "ExecutionError", "InputError", "IpuError"),
-    "ipu_dynamo.torch_compile.explanation": ("Explanation", "explain"),
+    "ipu_dynamo.torch_compile.explanation": ("explain",),
     "ipu_dynamo.options.loss_scaling": ("AutomaticLossScaling",),
     "ipu_dynamo.options": ("Location", "Locations", "Options", "StageSpec", "Strategy"),
     "ipu_dynamo.options.replica_groups": ("ReplicaGroups",),
     "ipu_dynamo.program.ir.clipping": ("ClipGlobalNorm", "ClipGradNorm", "ClipGradValue"),
-    "ipu_dynamo.inspection.inspection": ("Inspection", "inspect"),
+    "ipu_dynamo.inspection.inspect_model": ("inspect",),
+    "ipu_dynamo.inspection.inspection": ("Inspection",),
     "ipu_dynamo.program.schedule.several_schedules": ("draw_schedules",),
     "ipu_dynamo.profiling.profile": ("profile",),
     "ipu_dynamo.program_history": ("programs",),

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)\n +(.+)')
+_MODULE = re.compile(r'Module "([^"\n]*)" of class (\w+)\n')  # in place of frames
 _skipped: ContextVar[tuple[str, ...] | None] = ContextVar("files that are skipped", default=None)
 _HERE = Path(__file__).parent
 _OWN = tuple(
@@ -289,9 +290,12 @@ def _ranks(numbers: Sequence[int]) -> str:
 
 
 def source_line(node: fx.Node) -> str:
-    """The innermost user frame of `node`, as `model.py:12 in forward: return x @ self.w`."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    return _innermost(frames)
+    """The innermost user frame of `node`, as `model.py:12 in forward: return x @ self.w`; without
+    one the module that calls it, as `encoder.0: Linear`."""
+    trace = node.meta.get("stack_trace") or ""
+    if (module := _MODULE.search(trace)) is not None:
+        return ": ".join(filter(None, module.groups()))
+    return _innermost(_FRAME.findall(trace))
 
 
 def raised_at(trace: TracebackType | None) -> str:
@@ -324,6 +328,23 @@ def keep_user_line(node: fx.Node) -> None:
     ):
         file, line, function, text = _user_frame(frames)
         node.meta["stack_trace"] = f'  File "{file}", line {line}, in {function}\n    {text}\n'
+
+
+def module_trace(path: str, kind: str) -> str:
+    """What stands in place of a stack trace, so that `source_line` names a module.
+
+    Args:
+        path: in the user's model; empty: the model.
+        kind: the name of its class.
+    """
+    return f'  Module "{path}" of class {kind}\n'
+
+
+def note_module(node: fx.Node, path: str, kind: str) -> None:
+    """Let `node` be known by the module that calls it, if no line of the user's does."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    if all(is_library(frame[0]) for frame in frames):
+        node.meta["stack_trace"] = module_trace(path, kind)
 
 
 def is_library(file: str) -> bool:

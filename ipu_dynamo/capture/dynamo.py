@@ -11,12 +11,13 @@ from torch import Tensor, fx, nn
 from ipu_dynamo.capture.capture import Joint, OutputRole, Placeholder, Report, Traced
 from ipu_dynamo.capture.private.aot import PlainAOTInput, TangentAOTInput
 from ipu_dynamo.capture.private.dynamo import marked_dynamic, source_name
-from ipu_dynamo.errors import CompileError, source_line
+from ipu_dynamo.errors import CompileError, note_module, source_line
 from ipu_dynamo.ops.control_flow import hold_bodies
 from ipu_dynamo.ops.marks.markers import end_block
-from ipu_dynamo.ops.private.node_meta import DESC, EXAMPLE_VALUE, TANGENTS
+from ipu_dynamo.ops.private.node_meta import DESC, EXAMPLE_VALUE, MODULE_STACK, TANGENTS
 from ipu_dynamo.program.ir.made_names import users
 
+_OWNER = re.compile(r"^[LG]\['[^']*'\]\.?")
 _IN_MODULE = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 
 
@@ -57,6 +58,23 @@ def describe_inputs(gm: fx.GraphModule, examples: Sequence[object]) -> list[Plac
         else:
             roles.append(Placeholder(name, "input"))
     return roles
+
+
+def note_modules(gm: fx.GraphModule) -> None:
+    """Let operators without a line of the user's be known by the modules that call them."""
+    for node in gm.graph.nodes:
+        if node.op.startswith("call") and (calling := node.meta.get(MODULE_STACK)):
+            path, kind = [*calling.values()][-1]
+            path = _OWNER.sub("", _IN_MODULE.sub(r".\1", path))
+            note_module(node, path, getattr(kind, "__name__", str(kind)))
+
+
+def root_class(gm: fx.GraphModule) -> str:
+    """The class of the module that Dynamo captured; empty: it was a function."""
+    stacks = (node.meta.get(MODULE_STACK) for node in gm.graph.nodes)
+    first = next((stack for stack in stacks if stack), {"": ("", "")})
+    _, kind = next(iter(first.values()))
+    return str(getattr(kind, "__name__", kind))
 
 
 def describe_graph(gm: fx.GraphModule, examples: Sequence[object]) -> Traced:

@@ -13,12 +13,18 @@ from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 
 SCOPE = "ipu.scope"  # key of node.meta: names of modules and scopes, outermost first, by "/"
 
+CALLER = "ipu.caller"  # key of node.meta: path and class of the innermost module that calls it
+
 _scopes: ContextVar[tuple[str, ...]] = ContextVar("ipu_scopes", default=())
 
 
 @contextmanager
-def name_scope(name: str) -> Iterator[None]:
-    """Put `name/` before the names of the operators that are traced inside; else do nothing."""
+def name_scope(name: str, caller: tuple[str, str] | None = None) -> Iterator[None]:
+    """Put `name/` before the names of the operators that are traced inside; else do nothing.
+
+    Args:
+        caller: path and class of the module that calls them.
+    """
     graph = graph_being_traced()
     if graph is None:
         yield
@@ -32,6 +38,8 @@ def name_scope(name: str) -> Iterator[None]:
     text = "/".join(scopes)
     for node in takewhile(lambda node: node is not last, reversed(graph.nodes)):
         node.meta.setdefault(SCOPE, text)
+        if caller is not None:
+            node.meta.setdefault(CALLER, caller)
 
 
 def module_scopes(model: object) -> AbstractContextManager[None]:
@@ -54,7 +62,7 @@ def _within(paths: Mapping[int, list[str]], original: Callable[..., Any]) -> Cal
         below = path[len(above) :] if path[: len(above)] == above else path
         outer.append(path)
         try:
-            with name_scope("/".join(below)):
+            with name_scope("/".join(below), (".".join(path), type(module).__name__)):
                 return original(module, *args, **kwargs)
         finally:
             outer.pop()

@@ -46,7 +46,7 @@ from ipu_dynamo.capture.private.tracing import (
     trace_once,
 )
 from ipu_dynamo.capture.random_states import draws_reported
-from ipu_dynamo.capture.scopes import SCOPE, module_scopes
+from ipu_dynamo.capture.scopes import CALLER, SCOPE, module_scopes
 from ipu_dynamo.capture.swap import (
     Model,
     attributes_of,
@@ -57,7 +57,7 @@ from ipu_dynamo.capture.swap import (
     swapped,
 )
 from ipu_dynamo.capture.tracing_errors import explain, operator_of
-from ipu_dynamo.errors import CompileError, InputError, keep_user_line, raised_at
+from ipu_dynamo.errors import CompileError, InputError, keep_user_line, note_module, raised_at
 from ipu_dynamo.ops.control_flow import FLOW
 from ipu_dynamo.ops.library.host_call import KnownFunction
 from ipu_dynamo.ops.private.locks import compile_lock
@@ -282,6 +282,8 @@ def trace(
     for node in capture.graph.graph.nodes:
         node.meta.setdefault("val", None)  # markers and mode switches give no value
         node.meta.setdefault(SCOPE, "")
+        if node.op == "call_function" and module_names:
+            note_module(node, *node.meta.pop(CALLER, ("", type(model).__name__)))
         keep_user_line(node)
     capture.graph.recompile()
     return capture

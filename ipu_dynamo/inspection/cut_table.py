@@ -7,13 +7,15 @@ from html import escape
 
 from ipu_dynamo.program import Program, Variable
 from ipu_dynamo.program.ir.instructions import Call
-from ipu_dynamo.program.ir.made_names import is_made, owner_of
+from ipu_dynamo.program.ir.made_names import owner_of
 from ipu_dynamo.program.ir.types import byte_text
 from ipu_dynamo.program.schedule.estimated_times import seconds_of_passes
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import stage_passes
 from ipu_dynamo.runtime.execute.timeline import Timeline
+
+_OF_LAYERS = ("parameter", "buffer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ def cut_table(program: Program, schedule: Schedule, timeline: Timeline | None) -
         CutRow(
             stage,
             ipu,
-            tuple(dict.fromkeys(_module(v.name) for v in of_stage[stage] if not is_made(v.name))),
+            tuple(dict.fromkeys(_module(v.name) for v in of_stage[stage] if v.kind in _OF_LAYERS)),
             1e3 * seconds.get(stage, 0.0),
             stash[stage] + sum(v.held.nbytes for v in of_stage[stage] if not v.off_chip),
             idle.get(ipu, 0.0),

@@ -6,31 +6,18 @@ seen.program.schedule.svg()  # what each IPU does when
 seen.program.host.plan       # how this computer runs a step
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
 
-from ipu_dynamo.errors import InputError
 from ipu_dynamo.inspection.cut_table import CutTable
+from ipu_dynamo.inspection.graph_entry import GraphEntry, Setting
 from ipu_dynamo.inspection.program_entry import ProgramEntry
 from ipu_dynamo.inspection.remark import Remark
 from ipu_dynamo.passes.manager import PassRun, summary
 
 NOT_COMPILED = "not compiled yet; call it, or `explain(x, *inputs)`"
 _NO_PROGRAM = "nothing is compiled yet"
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """An option in force, and who set it."""
-
-    name: str
-    value: object
-    by: str
-
-    def __str__(self) -> str:
-        return f"{self.name} = {self.value!r}  ({self.by})"
 
 
 @dataclass(frozen=True)
@@ -43,8 +30,8 @@ class Inspection:
         program: the one of the last call; without a call the last that was compiled; None: there
             is none yet.
         reasons: warnings of compilations, graph breaks, and parts of the model in no program.
+        graphs: those that Dynamo captured; None: see `absent`.
         passes: what each pass did, in order, by the graph that it rewrote; None: see `absent`.
-        notes: more lines about the model, by their title.
         settings: options in force, and who set them.
         times: how long compiling took, part by part, and where the code of functions is from.
         absent: why a member is None, by its name.
@@ -54,11 +41,28 @@ class Inspection:
     programs: tuple[ProgramEntry, ...] = ()
     program: ProgramEntry | None = None
     reasons: tuple[Remark, ...] = ()
+    graphs: tuple[GraphEntry, ...] | None = None
     passes: tuple[tuple[str, tuple[PassRun, ...]], ...] | None = None
-    notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     settings: tuple[Setting, ...] = ()
     times: str = ""
     absent: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def joined(cls, title: str, parts: "Sequence[Inspection]", last: int) -> "Inspection":
+        """What became of a model that has several compiled steps.
+
+        Args:
+            last: the place of the one that was called last.
+        """
+        return cls(
+            title,
+            programs=tuple(entry for part in parts for entry in part.programs),
+            program=parts[last].program if parts else None,
+            reasons=tuple(dict.fromkeys(r for part in parts for r in part.reasons)),
+            passes=tuple(of for part in parts for of in part.passes or ()) or None,
+            times=", then ".join(part.times for part in parts if part.times),
+            absent=parts[last].absent if parts else {},
+        )
 
     @property
     def cut(self) -> CutTable | None:
@@ -79,8 +83,9 @@ class Inspection:
             last = " (the last call)" if entry is self.program and len(self.programs) > 1 else ""
             first, *rest = entry.lines()
             lines += [f"{first}{last}", *rest]
-        for title, notes in self.notes.items():
-            lines += [f"{title}:", *(f"  {note}" for note in notes)]
+        for number, graph in enumerate(self.graphs or ()):
+            first, *rest = graph.lines()
+            lines += [f"graph {number}: {first}", *rest]
         if self.reasons:
             lines += ["reasons:", *(f"  {reason}" for reason in self.reasons)]
         if self.passes is not None:
@@ -113,26 +118,3 @@ class Inspection:
         if self.program is None or count > 1:
             return f"{count} program{'s' * (count != 1)}"
         return self.program.title.partition(": ")[2]
-
-
-def inspect(x: Any) -> Inspection:
-    """Say what became of a model, without compiling it, running a step, or drawing a number.
-
-    Args:
-        x: what `compile_training`, `compile_inference` or `load` returned.
-
-    Returns:
-        Its programs, cut and reasons. Without a program it says
-        "not compiled yet; call it, or `explain(x, *inputs)`".
-
-    Raises:
-        InputError: it is of no such kind.
-    """
-    give = getattr(type(x), "__ipu_inspect__", None)
-    if give is not None:
-        found: Inspection = give(x)
-        return found
-    raise InputError(
-        f"inspect takes a compiled model, and not a {type(x).__name__}",
-        hint="give what compile_training, compile_inference or load returned",
-    )

@@ -1,7 +1,8 @@
 """Show one compiled program: what the IPUs do, and what this computer does for it."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ipu_dynamo.inspection.cut_table import CutTable, cut_table
@@ -12,6 +13,7 @@ from ipu_dynamo.program.schedule.planning import schedule_of
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.execute.executable import Executable
+from ipu_dynamo.runtime.execute.reentrant import BoundProgram
 from ipu_dynamo.runtime.execute.timeline import Timeline
 
 _NOT_RECORDED = "no call was recorded"
@@ -56,10 +58,30 @@ class HostEntry:
         only = "the program was lowered, and nothing is there that runs it"
         return cls(host, None, dict.fromkeys(("schedule", "plan", "timeline"), only))
 
+    @classmethod
+    def bound(cls, bound: BoundProgram) -> "HostEntry":
+        """What runs a program of `torch.compile`."""
+        absent = {"timeline": "calls through torch.compile are recorded by ipu_dynamo.profile only"}
+        return cls(bound.host, bound.schedule, absent, bound.plan)
+
     @property
     def decisions(self) -> tuple[Decision, ...]:
         """What was decided for this computer, each with its reason."""
         return self.program.decisions if self.plan is None else self.plan.decisions
+
+    @property
+    def decisions_of_micro_batch(self) -> tuple[Decision, ...]:
+        """The same for all calls of a micro-batch: equal decisions once, with their count."""
+        calls = Counter(call.function for call in self.program.runs.calls)
+        counts: Counter[tuple[str, ...]] = Counter()
+        first: dict[tuple[str, ...], Decision] = {}
+        for one in self.decisions:
+            key = (one.by, one.of, one.choice, one.reason, "" if one.of else one.function)
+            counts[key] += one.count * (calls[one.function] or 1)
+            first.setdefault(key, one)
+        return tuple(
+            replace(one, count=counts[key] if one.of else one.count) for key, one in first.items()
+        )
 
     @property
     def plan(self) -> HostPlan | None:
@@ -146,7 +168,7 @@ class ProgramEntry:
             lines.append(f"  this computer: {self.host.absent['schedule']}")
         else:
             lines.append(f"  this computer: {_schedule_line(self.host.schedule)}")
-        lines += [f"  this computer: {decision}" for decision in self.host.decisions]
+        lines += [f"  this computer: {one}" for one in self.host.decisions_of_micro_batch]
         return lines
 
     def __str__(self) -> str:

@@ -4,12 +4,15 @@ A mixin stands before the user's class, so that `super()` is what plain Keras wo
 an `__init__`, since Keras reads the signature of the class's own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
+from ipu_dynamo.inspection.inspection import Inspection
 from ipu_dynamo.keras.attach.model_state import state_of
 from ipu_dynamo.keras.attach.thread_state import extensions_active
+from ipu_dynamo.keras.calls.programs import inspected
+from ipu_dynamo.keras.loop.execution import explained
 from ipu_dynamo.keras.loop.methods import ExecutionMethods
 from ipu_dynamo.keras.private.keras_private import Model
 from ipu_dynamo.keras.settings import change_settings
@@ -54,6 +57,16 @@ from ipu_dynamo.keras.stored.restore import (
 
 class Extension(ExecutionMethods):
     """What the three extensions have in common."""
+
+    # What became of the model
+
+    def __ipu_inspect__(self) -> Inspection:
+        """The programs of `fit`, `evaluate` and `predict`, for `ipu_dynamo.inspect`."""
+        return inspected(self)
+
+    def __ipu_explain__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inspection:
+        """The same; without one the program that `fit(x, y)` or `predict(x)` would have."""
+        return explained(self, *args, *kwargs.values())
 
     # Stages
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from ipu_dynamo.capture.dynamo import note_modules
 from ipu_dynamo.capture.private.dynamo import reset_with_dynamo, set_source, source_name
 from ipu_dynamo.capture.private.saved_aot import (
     SerializableCallable,
@@ -78,6 +79,7 @@ def savable(gm: fx.GraphModule, examples: Sequence[Any], options: Any) -> Savabl
 
 
 def _saved(gm: fx.GraphModule, options: Any) -> bytes:
+    note_modules(gm)  # whose paths are not saved
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
     for node in graph.nodes:

@@ -2,18 +2,27 @@
 
 import inspect
 import logging
+import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import partial
+from itertools import count
 from typing import Any, Literal
 
 from torch import fx
 
 from ipu_dynamo import noted_warnings, program_history
 from ipu_dynamo.capture.capture import STAGE, Placeholder
-from ipu_dynamo.capture.dynamo import describe_call, describe_graph, open_pass, specialise
+from ipu_dynamo.capture.dynamo import (
+    describe_call,
+    describe_graph,
+    note_modules,
+    open_pass,
+    root_class,
+    specialise,
+)
 from ipu_dynamo.capture.private.aot import (
     Cutting,
     allow_retain_graph,
@@ -25,6 +34,9 @@ from ipu_dynamo.capture.private.aot import (
 from ipu_dynamo.capture.private.dynamo import RestartAnalysis, compile_count
 from ipu_dynamo.capture.unplaceable import Unplaceable, UnplaceableError, find
 from ipu_dynamo.errors import CompileError, source_line
+from ipu_dynamo.inspection.graph_entry import BlockPlace, GraphEntry, Setting, looked_at
+from ipu_dynamo.inspection.program_entry import HostEntry, ProgramEntry
+from ipu_dynamo.inspection.remark import Remark
 from ipu_dynamo.memory_limit import enforce_memory
 from ipu_dynamo.ops.marks.markers import begin_block
 from ipu_dynamo.ops.private.locks import compile_lock
@@ -49,10 +61,9 @@ from ipu_dynamo.passes.pipeline import (
     run_host_passes,
 )
 from ipu_dynamo.passes.traced.stages.read_block_markers import markers_of
-from ipu_dynamo.program import HostProgram, Program
 from ipu_dynamo.progress import begin, job
-from ipu_dynamo.runtime.engines.engines import Engine, make_engine
-from ipu_dynamo.runtime.execute.reentrant import Boxed, bind
+from ipu_dynamo.runtime.engines.engines import ENGINE, Engine, make_engine
+from ipu_dynamo.runtime.execute.reentrant import BoundProgram, Boxed, bind
 from ipu_dynamo.torch_compile import notices
 from ipu_dynamo.torch_compile.backend_options import BackendOptions
 from ipu_dynamo.torch_compile.changed_inputs import apart_or_plain, places_of_changed
@@ -71,20 +82,73 @@ log = logging.getLogger("ipu_dynamo.program")
 
 @dataclass
 class GraphRecord:
-    """What was decided for a graph; `blocks` counts operators by block, stage and IPU."""
+    """What was decided for a graph; `blocks` counts operators by block, stage and IPU.
 
+    Args:
+        given, options: as the user gave them, and as they were read.
+        shapes: of the parameters and buffers of the module that it was captured from.
+        root: the class of that module.
+    """
+
+    number: int = field(default_factory=count().__next__)
+    given: object = None
+    options: BackendOptions = field(default_factory=BackendOptions)
     operators: list[fx.Node] = field(default_factory=list)
     ended_by: tuple[str, str] | None = None
     unplaceable: tuple[Unplaceable, ...] = ()
+    warned: list[str] = field(default_factory=list)
     engine: str = ""
     blocks: Counter[tuple[str, int, int]] = field(default_factory=Counter)
     passes: dict[str, list[PassRun]] = field(default_factory=dict)
-    programs: list[Program] = field(default_factory=list)
-    hosts: list[HostProgram] = field(default_factory=list)
+    programs: list[BoundProgram] = field(default_factory=list)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    root: str = ""
 
     def runs_of(self, kind: str) -> list[PassRun]:
         """What passes did to the captured, joint, forward, backward or inference graph."""
         return self.passes.setdefault(kind, [])
+
+    def entry(self) -> GraphEntry:
+        """The graph, to be looked at."""
+        lines = (line for line in map(source_line, self.operators) if line != "unknown source")
+        return GraphEntry(
+            number=self.number,
+            operators=len(self.operators),
+            first_line=next(lines, "no line of the model"),
+            blocks=tuple(BlockPlace(*place, n) for place, n in self.blocks.items()),
+            passes=tuple((kind, tuple(runs)) for kind, runs in self.passes.items()),
+            programs=tuple(
+                ProgramEntry(one.host.program, HostEntry.bound(one)) for one in self.programs
+            ),
+            last_calls=tuple(one.last_call[0] for one in self.programs),
+            remarks=tuple(self._remarks()),
+            shapes=self.shapes,
+            root=self.root,
+            settings=tuple(settings(self.given, self.options, self.engine)),
+        )
+
+    def _remarks(self) -> Iterator[Remark]:
+        for problem in self.unplaceable:
+            yield Remark("not placed", str(problem).partition("\n")[0])
+        if self.ended_by is not None:
+            where, why = self.ended_by
+            yield Remark("graph break", why, where)
+        yield from (Remark("warning", text) for text in self.warned)
+
+
+def settings(given: object, read: BackendOptions, engine: str) -> Iterator[Setting]:
+    """Every option with its value in force, and whether the caller or somebody else chose it."""
+    default = BackendOptions()
+    for name in (f.name for f in fields(read)):
+        value = getattr(read, name)
+        named = isinstance(given, Mapping) and name in given
+        by = "given" if named or value != getattr(default, name) else "default"
+        if name == "engine" and value == "auto" and engine:
+            value = engine
+            by = f"environment variable {ENGINE}" if os.environ.get(ENGINE) else "found here"
+        if name == "strategy" and value != read.core().strategy:
+            value, by = read.core().strategy, f"{by}, made pipelined by micro_batches"
+        yield Setting(name, value, by)
 
 
 def compile_readably(
@@ -98,10 +162,14 @@ def compile_readably(
 
     Args:
         options: as users give them.
-        record: gets what is decided, to be explained.
+        record: gets what is decided; `inspect` finds it by the returned function.
     """
+    record = GraphRecord() if record is None else record
     try:
-        return _compile_graph(gm, examples, BackendOptions.read(options, mode), record)
+        record.given, record.options = options, BackendOptions.read(options, mode)
+        with noted_warnings.noting() as record.warned:
+            run = _compile_graph(gm, examples, record.options, record)
+        return looked_at(run, record.entry)
     except RestartAnalysis:
         raise  # how Dynamo is asked to capture the frame once more
     except Exception as error:  # some kinds would make Dynamo run the frame elsewhere, silently
@@ -125,7 +193,7 @@ def _compile_graph(
     gm: fx.GraphModule,
     examples: Sequence[Any],
     options: BackendOptions,
-    record: GraphRecord | None = None,
+    record: GraphRecord,
 ) -> Callable[..., Any]:
     """Compile Dynamo's graph; blocks in it become stages.
 
@@ -139,7 +207,7 @@ def _compile_graph(
         )
     # Dynamo holds it, other callers of a backend may not
     with compile_lock(), job(_title(gm), show=options.progress):
-        return _compile_alone(gm, examples, options, GraphRecord() if record is None else record)
+        return _compile_alone(gm, examples, options, record)
 
 
 def _compile_alone(
@@ -147,8 +215,15 @@ def _compile_alone(
 ) -> Callable[..., Any]:
     tell_of_swallowed_errors()
     left_out((), options.core())  # what is wrong with it is said before any graph is looked at
+    note_modules(gm)
     plain = _copied(gm)  # passes rewrite the other one
     captured = describe_graph(gm, examples)
+    record.root, held = root_class(gm), captured.report.tensors
+    record.shapes = {
+        role.name: tuple(map(int, held[role.name].shape))
+        for role in captured.placeholders
+        if role.kind != "input"
+    }
     manager = PassManager("captured", first="captured", runs=record.runs_of("captured"))
     manager.run(captured_passes(), captured)
     markers = markers_of(gm.graph)
@@ -303,18 +378,19 @@ class _GraphPrograms:
                 program = lower(capture, numeric_passes(core, self.owners), manager)
                 machine = Machine(self.engine.name)
                 host = run_host_passes(program, host_passes(core, machine), manager)
-                hosts = [host]
-                boxed = bind(host, self.engine, flat.arguments, flat.constants, flat.results, title)
+                bound = [
+                    bind(host, self.engine, flat.arguments, flat.constants, flat.results, title)
+                ]
+                boxed = bound[0].run
             else:
-                boxed, hosts = self.micro_batches.compile(
+                boxed, bound = self.micro_batches.compile(
                     flat, descriptions, self.owners, manager, title
                 )
-            self.record.hosts += hosts
-            for host in hosts:
-                program = host.program
+            self.record.programs += bound
+            for one in bound:
+                program = one.host.program
                 self.owners |= {variable.name: variable.ipu for variable in program.variables}
-                self.record.programs.append(program)
-                program_history.remember(host)
+                program_history.remember(one.host, one.plan)
                 enforce_memory(program, self.options.enforce_memory)
                 log.debug("%s", program)
         if self.late and kind != "backward":
@@ -326,7 +402,7 @@ def _title(gm: fx.GraphModule) -> str:
     """What is compiled, by its first line."""
     for node in gm.graph.nodes:
         if node.op.startswith("call") and (line := source_line(node)) != "unknown source":
-            return f"compiling {line.partition(': ')[0]}"
+            return f"compiling {line.partition(': ')[0] if ' in ' in line else line}"
     return "compiling a graph"
 
 

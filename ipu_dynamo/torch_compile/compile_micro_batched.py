@@ -25,9 +25,8 @@ from ipu_dynamo.passes.pipeline import (
     run_host_passes,
     split_passes,
 )
-from ipu_dynamo.program import HostProgram
 from ipu_dynamo.runtime.engines.engines import Engine
-from ipu_dynamo.runtime.execute.reentrant import Boxed, bind, bind_loop
+from ipu_dynamo.runtime.execute.reentrant import BoundProgram, Boxed, bind, bind_loop
 from ipu_dynamo.torch_compile.backend_options import BackendOptions
 from ipu_dynamo.whole_step.worker_counts import workers_for
 
@@ -55,7 +54,7 @@ class MicroBatches:
         known: Mapping[str, int],
         manager: PassManager,
         title: str,
-    ) -> tuple[Boxed, list[HostProgram]]:
+    ) -> tuple[Boxed, list[BoundProgram]]:
         """What runs for the programs of a placed graph, and a callable on its arguments.
 
         Args:
@@ -84,21 +83,21 @@ class MicroBatches:
             for description, result in zip(descriptions, flat.results, strict=False):
                 if isinstance(result, str) and result.isdigit() and int(result) < len(placed):
                     self.outputs[description] = placed[int(result)]
-        hosts, calls = [], []
+        bound, calls = [], []
         owners = dict(known)
         places = {name: i for i, name in enumerate(flat.arguments)}
         for piece in pieces:
-            host, run = self._bind(piece, owners, manager, title)
-            owners |= {variable.name: variable.ipu for variable in host.program.variables}
+            program = self._bind(piece, owners, manager, title)
+            owners |= {v.name: v.ipu for v in program.host.program.variables}
             sources = [places[source] for source in piece.sources.values()]
-            calls.append((_taker(sources), run))
+            calls.append((_taker(sources), program.run))
             places |= {name: len(places) + i for i, name in enumerate(piece.results)}
-            hosts.append(host)
+            bound.append(program)
         kept: list[str | float | None] = [
             names[int(r)] if isinstance(r, str) and r not in flat.arguments else r
             for r in flat.results
         ]
-        return _chained(calls, flat.constants, places, kept), hosts
+        return _chained(calls, flat.constants, places, kept), bound
 
     def _known(self, capture: Joint) -> dict[fx.Node, Placement]:
         """What the forward pass split; the gradients of what it returned are split likewise."""
@@ -114,7 +113,7 @@ class MicroBatches:
 
     def _bind(
         self, piece: Piece, owners: Mapping[str, int], manager: PassManager, title: str
-    ) -> tuple[HostProgram, Callable[[list[Any]], Sequence[Any]]]:
+    ) -> BoundProgram:
         n = self.options.micro_batches
         core = self.options.core()
         done, runs = set(manager.done), manager.runs
@@ -125,11 +124,11 @@ class MicroBatches:
             count = range(len(piece.results))
             host = run_host_passes(program, host_passes(core, machine), manager)
             results = [*map(str, count)]
-            return host, bind(host, self.engine, [*piece.sources], (), results, title)
+            return bind(host, self.engine, [*piece.sources], (), results, title)
         core = replace(core, device_iterations=n)
         program = lower(piece.capture, loop_passes(core, piece, owners), manager)
         host = run_host_passes(program, host_passes(core, machine), manager)
-        run = bind_loop(
+        return bind_loop(
             host,
             self.engine,
             [*piece.sources],
@@ -137,7 +136,6 @@ class MicroBatches:
             workers=workers_for(host, core),
             title=title,
         )
-        return host, run
 
 
 def split_inputs(

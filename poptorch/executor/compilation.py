@@ -1,19 +1,27 @@
 """Trace and compile the model of an executor."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
+from ipu_dynamo.inspection.inspection import Inspection
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.progress import job
 from ipu_dynamo.runtime.execute.host_io.transfer_times import TransferTimes
 from ipu_dynamo.whole_step.cache.ready_made import ReadyMade
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from poptorch._logging import logger
-from poptorch.arguments import CallArguments, ExpectedCall, check_batches, warn_about_dictionaries
+from poptorch.arguments import (
+    CallArguments,
+    ExpectedCall,
+    Parameters,
+    bind,
+    check_batches,
+    warn_about_dictionaries,
+)
 from poptorch.checks import check_model, check_optimizer, check_program
 from poptorch.core_errors import core_errors
 from poptorch.enums import ConnectionType
@@ -45,6 +53,7 @@ class Compilation(DeviceWeights, ExecutorInspection, Predictions):
     _executable_inputs: ExecutableInputs | None
     _expected: ExpectedCall | None
     _made_from: Any
+    _parameters: Parameters
     _traced: Any
     _training: bool
     _update: OptimizerInUse | None
@@ -52,19 +61,7 @@ class Compilation(DeviceWeights, ExecutorInspection, Predictions):
 
     def _compile(self, call: CallArguments, ready: ReadyMade | None = None) -> None:
         with compile_lock(), self._trainers.followed():
-            check_session(self._options.toDict())
-            splits, factors = batching_factors(self._options)
-            check_batches(call, splits=splits, factors=factors)
-            check_model(self._traced)
-            warn_about_dictionaries(call)
-            if self._update is not None:
-                check_optimizer(self._traced, self._update.optimizer)
-                self._wrap()
-                self._update.read_again()
-            named = {name: x for name, x in call.leaves() if isinstance(x, Tensor)}
-            inputs = self._prepared(named.values())
-            shown = self._options._device_of_tensors
-            adapter = TracedModel(self._traced, call, training=self._training, shown=shown)
+            adapter, inputs = self._checked(call)
             started = time.perf_counter()
             with (
                 ShortTracebacks(),
@@ -72,10 +69,10 @@ class Compilation(DeviceWeights, ExecutorInspection, Predictions):
                 job("Graph compilation", show=self._options._show_progress_bar, at_once=True),
                 core_errors(f"compiling {self._name()}", self._options),
             ):
-                anchors = self._read_anchors(self._options, adapter, named)
+                anchors = self._read_anchors(self._options, adapter, inputs)
                 core = self._new_core(adapter, anchors, ready)
                 with self._slices.one_for_each_group():
-                    core.prepare(**dict(zip(named, inputs, strict=True)))
+                    core.prepare(**inputs)
                 core.executable.transfers = TransferTimes()
                 buffers = [name for name, _ in adapter.named_buffers()]
                 replicas = core.options.replicas
@@ -99,6 +96,44 @@ class Compilation(DeviceWeights, ExecutorInspection, Predictions):
             export_program(core.program)
             kind = "training" if self._training else "inference"
             log_program(core.executable, self._options.log_dir, f"{self._name()}_{kind}")
+
+    def __ipu_explain__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inspection:
+        """What became of the model; without a program what would for these arguments."""
+        if self._core is not None:
+            return self.__ipu_inspect__()
+
+        def lowered() -> Inspection:
+            call = bind(self._parameters, args, dict(kwargs))
+            with (
+                compile_lock(),
+                self._trainers.followed(),
+                ShortTracebacks(),
+                core_errors(f"compiling {self._name()}", self._options),
+            ):
+                adapter, inputs = self._checked(call)
+                anchors = self._read_anchors(self._options, adapter, inputs)
+                core = self._new_core(adapter, anchors, None)
+                with self._slices.one_for_each_group():
+                    return core.__ipu_explain__((), inputs)
+
+        return replace(self._weights.lock.run(lowered), title=self._title)
+
+    def _checked(self, call: CallArguments) -> tuple[TracedModel, dict[str, Tensor]]:
+        """What is traced for a call, and its tensors by name."""
+        check_session(self._options.toDict())
+        splits, factors = batching_factors(self._options)
+        check_batches(call, splits=splits, factors=factors)
+        check_model(self._traced)
+        warn_about_dictionaries(call)
+        if self._update is not None:
+            check_optimizer(self._traced, self._update.optimizer)
+            self._wrap()
+            self._update.read_again()
+        named = {name: x for name, x in call.leaves() if isinstance(x, Tensor)}
+        inputs = dict(zip(named, self._prepared(named.values()), strict=True))
+        shown = self._options._device_of_tensors
+        adapter = TracedModel(self._traced, call, training=self._training, shown=shown)
+        return adapter, inputs
 
     def _new_core(
         self, adapter: TracedModel, anchors: Anchors, ready: ReadyMade | None

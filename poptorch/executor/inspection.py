@@ -1,11 +1,13 @@
 """Answer an executor's questions about the tensors inside its program."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from ipu_dynamo.capture.capture import Placeholder, unused
+from ipu_dynamo.inspection.inspection import Inspection
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from ipu_dynamo.whole_step.weights.dual_view import DualView
 from poptorch.errors import require
@@ -23,10 +25,24 @@ class ExecutorInspection:
     """The part of an executor that knows names and anchors of tensors."""
 
     _core: CompiledModel | None
+    _training: bool
     _anchors: Anchors | None
     _update: OptimizerInUse | None
     _slices: ReplicaSlices
     _weights: DualView
+
+    def __ipu_inspect__(self) -> Inspection:
+        """What became of the model, for `ipu_dynamo.inspect`."""
+        seen = Inspection("") if self._core is None else self._core.__ipu_inspect__()
+        return replace(seen, title=self._title)
+
+    @property
+    def _title(self) -> str:
+        return f"{'training' if self._training else 'inference'} executor of {self._name()}"
+
+    def _name(self) -> str:
+        """What the model is called."""
+        raise NotImplementedError
 
     def getTensorNames(self) -> list[str]:
         """The names of all tensors of the program, sorted."""

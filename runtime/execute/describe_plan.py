@@ -5,8 +5,10 @@ from collections.abc import Iterator, Sequence
 from ipu_dynamo.program import Decision, HostProgram
 from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.recipe import FunctionRecipe
+from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.program.schedule.stage_passes import instructions_of_passes, stage_passes
 from ipu_dynamo.runtime.engines.engines import Engine
-from ipu_dynamo.runtime.execute.tasks.task_code import Binding
+from ipu_dynamo.runtime.execute.tasks.task_code import Binding, TaskWriter
 
 
 def plan_of(
@@ -34,6 +36,16 @@ def plan_of(
         engine.name, kinds, host.threads, decisions, _recipes(binding), _names(binding),
         tuple(passes), tuple(before), tuple(commit), tuple(undone), workers,
     )  # fmt: skip
+
+
+def described_passes(binding: Binding) -> list[tuple[str, tuple[str, ...]]]:
+    """Title and lines of each stage pass of a micro-batch; none, if a rank has no pass."""
+    texts = TaskWriter(binding, instructions_of_passes(sections(binding.program).loop)).texts
+    titles = [
+        f"pass {number}, {calls[0].direction} of stage {calls[0].stage} on ipu{calls[0].ipu}"
+        for number, calls in enumerate(stage_passes(binding.program.calls))
+    ]
+    return [*zip(titles, map(tuple, texts), strict=bool(titles))]
 
 
 def _checks(engine: Engine, binding: Binding) -> Iterator[Decision]:

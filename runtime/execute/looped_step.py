@@ -16,9 +16,8 @@ from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.program.schedule.dependencies import changed_by_replicas, changed_variables
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
-from ipu_dynamo.program.schedule.stage_passes import instructions_of_passes, stage_passes
 from ipu_dynamo.runtime.engines.engines import EagerEngine, Engine
-from ipu_dynamo.runtime.execute.describe_plan import plan_of
+from ipu_dynamo.runtime.execute.describe_plan import described_passes, plan_of
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams
 from ipu_dynamo.runtime.execute.memory.storage import Storage
 from ipu_dynamo.runtime.execute.memory.streaming_memory import StreamingMemory
@@ -28,7 +27,6 @@ from ipu_dynamo.runtime.execute.step_end import Block, StepEnd
 from ipu_dynamo.runtime.execute.tasks.micro_batch_loop import MicroBatchLoop
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import stages_of
 from ipu_dynamo.runtime.execute.tasks.rank_streams import RankStreams, RowValue
-from ipu_dynamo.runtime.execute.tasks.task_code import TaskWriter
 from ipu_dynamo.runtime.execute.timed import Timed
 from ipu_dynamo.runtime.execute.transaction.commit import Commit
 from ipu_dynamo.runtime.execute.transaction.rank_vote import RankCall
@@ -355,13 +353,7 @@ class LoopedStep:
         """Describe a step for the printed host program."""
         host, binding = self._host, self._loop.binding
         program, ran = host.inlined, binding.program
-        cut, loop = sections(program), sections(ran).loop
-        passes = stage_passes(ran.calls)
-        texts = TaskWriter(binding, instructions_of_passes(loop)).texts
-        titles = [
-            f"pass {number}, {calls[0].direction} of stage {calls[0].stage} on ipu{calls[0].ipu}"
-            for number, calls in enumerate(passes)
-        ]
+        cut = sections(program)
         changed = changed_variables(ran)
         sums = [v.name for v in program.variables if v.kind == "accumulator"]
         undone = [f"clear {name}" for name in sums]
@@ -371,7 +363,7 @@ class LoopedStep:
             self._engine,
             self._devices,
             binding,
-            [*zip(titles, map(tuple, texts), strict=bool(titles))],  # a rank may have no pass
+            described_passes(binding),
             before=[*map(str, cut.before)],
             commit=[*map(str, cut.after)],
             undone=undone,

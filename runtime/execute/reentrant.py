@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from itertools import count as counted
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from ipu_dynamo.ops.private.thread_modes import KeptGradMode
 from ipu_dynamo.profiling import recording
 from ipu_dynamo.profiling.private.profiler import profiler_runs
 from ipu_dynamo.program import HostProgram, Program, Receive, Send
+from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.ir.values import blocks
 from ipu_dynamo.program.schedule.actions import RunPass
 from ipu_dynamo.program.schedule.planning import draws, pipelined, prints, sequential
@@ -21,6 +24,7 @@ from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import StagePass, calls_of_passes, stage_passes
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.call_timeline import CallTimeline
+from ipu_dynamo.runtime.execute.describe_plan import described_passes, plan_of
 from ipu_dynamo.runtime.execute.host_io.joined_outputs import JoinedOutput
 from ipu_dynamo.runtime.execute.tasks.micro_batch_tasks import (
     TimedTask,
@@ -35,6 +39,36 @@ from ipu_dynamo.runtime.execute.tasks.workers import Workers
 from ipu_dynamo.tune.intra_op import intra_op_threads
 
 Boxed = Callable[[list[Any]], tuple[Any, ...]]
+_next_call = counted(1).__next__
+
+
+@dataclass(frozen=True, eq=False)
+class BoundProgram:
+    """A program and a call of it.
+
+    Args:
+        run: a function on the list of arguments, which it empties. It may run in several threads.
+        schedule: what its threads do.
+        last_call: one number, which grows with each call of any such program; 0: none yet.
+    """
+
+    host: HostProgram
+    run: Boxed
+    schedule: Schedule
+    last_call: list[int]
+    _engine: Engine
+    _binding: Binding
+
+    def plan(self) -> HostPlan:
+        """How a call runs here."""
+        return plan_of(
+            self.host,
+            self._engine,
+            _devices(self._binding.program),
+            self._binding,
+            described_passes(self._binding),
+            workers=str(self.schedule),
+        )
 
 
 def bind(
@@ -44,7 +78,7 @@ def bind(
     constants: Sequence[Tensor],
     results: Sequence[str | float | None],
     title: str = "",
-) -> Boxed:
+) -> BoundProgram:
     """Make a program callable.
 
     Args:
@@ -55,9 +89,6 @@ def bind(
         results: for each position of the returned tuple the name of an argument or of an output
             stream; numbers and None are returned as they are.
         title: of the calls, in traces.
-
-    Returns:
-        A function on the list of arguments, which it empties. It may run in several threads.
     """
     program = host.inlined
     registers = number_registers(program, arguments)
@@ -74,8 +105,11 @@ def bind(
         stages_of(host, engine.compile),
         failure_of(program),
     )
-    further = [*constants, *[None] * (count - len(arguments)), *plain]
-    return bind_call(binding, further, returned, RecordedCall(binding, further, returned, title))
+    further, last_call = [*constants, *[None] * (count - len(arguments)), *plain], [0]
+    recorded = RecordedCall(binding, further, returned, title)
+    run = bind_call(binding, further, returned, last_call, _next_call, recorded)
+    schedule = sequential(calls_of_passes(loop), micro_batches=1)
+    return BoundProgram(host, run, schedule, last_call, engine, binding)
 
 
 class RecordedCall:
@@ -115,7 +149,7 @@ def bind_loop(
     *,
     workers: int,
     title: str = "",
-) -> Boxed:
+) -> BoundProgram:
     """Make a program callable on whole batches.
 
     Args:
@@ -127,7 +161,7 @@ def bind_loop(
         title: of the calls, in traces.
 
     Returns:
-        A function on the list of arguments. It may run in several threads.
+        The program with a function that does not empty the list of arguments.
     """
     program, threads = host.inlined, host.threads
     registers = number_registers(program, arguments)
@@ -144,12 +178,13 @@ def bind_loop(
     )
     tasks = bind_passes(binding)
     schedule = _schedule(micro_batches, workers, program)
-    together = Workers(schedule)
+    together, last_call = Workers(schedule), [0]
     timed = cache(lambda: bind_timed_passes(binding))
     blank = [None] * (max(registers.values(), default=-1) + 1 - len(arguments))
     inputs = [(registers[s.name], s.dim, s.outer) for s in program.inputs]
 
     def run(tensors: list[Any]) -> tuple[Any, ...]:
+        last_call[0] = _next_call()
         whole = tensors + blank
         received = [blocks(whole[i], dim, outer, micro_batches) for i, dim, outer in inputs]
         frames: list[list[Any]] = [[]] * micro_batches
@@ -182,7 +217,13 @@ def bind_loop(
                     together.run(work, threads_each=threads or torch.get_num_threads())
         return tuple(output.value for output in sent)
 
-    return run
+    return BoundProgram(host, run, schedule, last_call, engine, binding)
+
+
+def _devices(program: Program) -> list[torch.device]:
+    """Those of the functions' arguments, each once; the CPU, if they have none."""
+    inputs = (n for f in program.functions for n in f.graph.graph.find_nodes(op="placeholder"))
+    return [*dict.fromkeys(node.meta["val"].device for node in inputs)] or [torch.device("cpu")]
 
 
 def _schedule(n: int, workers: int, program: Program) -> Schedule:

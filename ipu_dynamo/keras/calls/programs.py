@@ -3,14 +3,16 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from itertools import count
+from typing import Any, TypeVar
 
 import keras
 from keras.layers import BatchNormalization
 from torch import Tensor
 
 from ipu_dynamo.errors import CompileError
-from ipu_dynamo.keras.attach.model_state import state_of
+from ipu_dynamo.inspection.inspection import Inspection
+from ipu_dynamo.keras.attach.model_state import STATE, state_of
 from ipu_dynamo.keras.calls.call_buffers import CallBuffers, leaves
 from ipu_dynamo.keras.calls.core_options import accumulator_dtypes, core_options, reduced_loss
 from ipu_dynamo.keras.calls.joined_results import JoinedResults, Results
@@ -50,6 +52,9 @@ from ipu_dynamo.whole_step.weights.dual_view import DualView
 
 OnStep = Callable[[int, Sequence[Results]], None]
 
+Made = TypeVar("Made")
+_calls = count()
+
 
 def program_for(model: Any, kind: Kind, batch: Any, shape: CallShape) -> "StepProgram":
     """The program of a model for batches like this one; compiled where there is none that fits.
@@ -61,6 +66,24 @@ def program_for(model: Any, kind: Kind, batch: Any, shape: CallShape) -> "StepPr
         batch: `x`, or a tuple `(x, y, sample_weight)` of which some may be missing or None.
         shape: as `call_shape` gives it.
     """
+    batch, shape, plan = _planned(model, kind, batch, shape)
+    programs = state_of(model).programs
+    signature = tuple(
+        None if tensor is None else (tuple(tensor.shape), tensor.dtype) for tensor in leaves(batch)
+    )
+    key = kind, shape, signature
+    program = programs.get(key)
+    if program is None or not program.fits():
+        program = StepProgram(model, kind, batch, shape, plan)
+        program.compile(batch)
+        programs[key] = program
+    return program
+
+
+def _planned(
+    model: Any, kind: Kind, batch: Any, shape: CallShape
+) -> tuple[Any, CallShape, StagePlan | None]:
+    """The parts of a batch, the shape of an execution on it, and the stages of the model."""
     batch = keras.utils.unpack_x_y_sample_weight(batch)
     build_for(model, batch, compiled=kind != "predict")
     plan = stage_plan(model, batch[0], training=kind == "fit")
@@ -74,15 +97,7 @@ def program_for(model: Any, kind: Kind, batch: Any, shape: CallShape) -> "StepPr
         shape = other
     if plan is not None and kind == "fit":
         _notice_moving_statistics(model)
-    programs = state_of(model).programs
-    signature = tuple(
-        None if tensor is None else (tuple(tensor.shape), tensor.dtype) for tensor in leaves(batch)
-    )
-    key = kind, shape, signature
-    program = programs.get(key)
-    if program is None or not program.fits():
-        program = programs[key] = StepProgram(model, kind, batch, shape, plan)
-    return program
+    return batch, shape, plan
 
 
 def _notice_moving_statistics(model: Any) -> None:
@@ -104,6 +119,21 @@ def _changes(model: Any, paths: Iterable[str]) -> str:
     )
 
 
+def explain_step(model: Any, kind: Kind, batch: Any, shape: CallShape) -> Inspection:
+    """What `program_for` would return, and does not compile."""
+    batch, shape, plan = _planned(model, kind, batch, shape)
+    return StepProgram(model, kind, batch, shape, plan).explain(batch)
+
+
+def inspected(model: Any) -> Inspection:
+    """What became of a model's steps so far."""
+    state = vars(model).get(STATE)
+    programs = [] if state is None else [*state.programs.values()]
+    last = max(range(len(programs)), key=lambda place: programs[place].last_call, default=0)
+    parts = [program.compiled.__ipu_inspect__() for program in programs]
+    return Inspection.joined(f"Keras model {model.name}", parts, last)
+
+
 class StepProgram:
     """A compiled step of a model, for batches of one shape.
 
@@ -115,6 +145,7 @@ class StepProgram:
         self, model: Any, kind: Kind, batch: Any, shape: CallShape, plan: StagePlan | None
     ) -> None:
         self.model, self.kind, self.shape, self._plan = model, kind, shape, plan
+        self.last_call = next(_calls)  # grows with each call of any program
         self._memory: ModelMemory = memory_of(model)
         self._ipus = stage_ipus(model)
         self._buffers = CallBuffers(batch, shape.steps * shape.replicas)
@@ -122,10 +153,17 @@ class StepProgram:
         self._module: StepModule
         self._update: UpdateTrace | None = None
         self._states = DualView(self)  # of the optimizer
+
+    def compile(self, batch: Any) -> None:
+        """Compile for batches like this one."""
+        model, kind, shape = self.model, self.kind, self.shape
         before = python_values(model, kind)
         with job(f"compiling {kind} of {model.name}"):
             begin("tracing")
-            self._program = self._compile(batch)
+            self._program, _ = self._traced_by(CompiledModel.prepare, batch)
+        self._module.constants.keep()
+        if self._update is not None:
+            self._update.constants.keep()
         self._origin = origin_of(model, kind, self._variables, self._read_by_update)
         # what the step itself changes in Python would never be the same again
         self._traced = different(before, self._origin.values) & before.keys()
@@ -164,6 +202,7 @@ class StepProgram:
         Returns:
             For each step the results of every replica: logs by name, or outputs.
         """
+        self.last_call = next(_calls)
         inputs = self._buffers.filled(batches)
         send = None if on_step is None else self._sender(on_step)
         results = self._states.lock.run(partial(self._run, inputs, send))
@@ -219,24 +258,33 @@ class StepProgram:
     def _list_variables(self) -> tuple[StepVariable, ...]:
         return step_variables(self.model, self.kind, outside=self._memory.step_variables)
 
-    def _compile(self, batch: Any) -> CompiledModel:
-        """Compile; again for all that only a trace tells: a draw without a seed needs a generator
-        of its stage, and a weight that is assigned what tells the update of its value."""
+    def explain(self, batch: Any) -> Inspection:
+        """What would become of the step for batches like this one; nothing is compiled."""
+
+        def explained(program: CompiledModel, *inputs: Any) -> Inspection:
+            return program.__ipu_explain__(inputs, {})
+
+        return self._traced_by(explained, batch)[1]
+
+    def _traced_by(self, trace: Callable[..., Made], batch: Any) -> tuple[CompiledModel, Made]:
+        """Trace the step; again for all that only a trace tells: a draw without a seed needs a
+        generator of its stage, and a weight that is assigned what tells the update of its value.
+
+        Args:
+            trace: gets a program that is not compiled yet, and the inputs of a call.
+        """
         inputs = self._buffers.filled([batch] * (self.shape.steps * self.shape.replicas))
         while True:
             self._module = module = self._new_module()
             program = self._core_program(module)
             try:
-                program.prepare(*inputs)
+                made = trace(program, *inputs)
             except Exception:
                 if not self._supplies(module):
                     raise
                 continue
             self._check_update(module)
-            module.constants.keep()
-            if self._update is not None:
-                self._update.constants.keep()
-            return program
+            return program, made
 
     def _check_update(self, module: StepModule) -> None:
         """Refuse an update that reads what its step assigns, of which it has a copy of before.

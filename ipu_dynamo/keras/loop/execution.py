@@ -1,11 +1,20 @@
 """Run one execution of a model: what `make_train_function` and the like give."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from ipu_dynamo.inspection.inspection import Inspection
 from ipu_dynamo.keras.attach.model_state import state_of
 from ipu_dynamo.keras.calls.joined_results import StepResults
-from ipu_dynamo.keras.calls.programs import CallShape, call_shape, program_for, replica_count
+from ipu_dynamo.keras.calls.programs import (
+    CallShape,
+    call_shape,
+    explain_step,
+    inspected,
+    program_for,
+    replica_count,
+)
 from ipu_dynamo.keras.loop.data.batches import Batch, normalised
 from ipu_dynamo.keras.loop.results import joined_rows, reduced_logs, remember_logs
 from ipu_dynamo.keras.step.step_variables import Kind as Kind
@@ -65,6 +74,18 @@ class ExecutionFunction:
         logs = reduced_logs(state_of(self.model).settings.metric_reduction, steps[-1])
         remember_logs(self.model, logs)
         return logs
+
+
+def explained(model: Any, *data: Any) -> Inspection:
+    """What became of a model's steps; without one what would become of `fit` on `x` and `y`, or of
+    `predict` on `x`."""
+    seen = inspected(model)
+    if seen.programs:
+        return seen
+    kind: Kind = "fit" if len(data) > 1 and model.compiled else "predict"
+    shape = call_shape(model, kind, max(1, model.steps_per_execution // replica_count(model)))
+    explained = explain_step(model, kind, normalised(data, copy=False), shape)
+    return replace(explained, title=seen.title)
 
 
 def is_execution_function(function: Any) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ipu_dynamo.errors import source_line
+from ipu_dynamo.errors import module_trace, source_line
 from ipu_dynamo.ops.operators import check_arguments, operator_name, operator_named
 from ipu_dynamo.ops.private.graphs import (
     MODE_SWITCHES,
@@ -52,6 +52,7 @@ _OPS = ("placeholder", "call_function", "output")
 _PLACE = re.compile(r"(parallel|serial) [1-9]\d*/[1-9]\d*")
 _STEP = re.compile(r"[1-9]\d*/[1-9]\d*", re.ASCII)
 _SOURCE = re.compile(r"(.+?):(\d+) in (\S+): (.+)")
+_MODULE = re.compile(r'(?:([^":\n]+): )?(\w+)')  # of the module that calls an operator
 Text = Callable[[Any], str]
 Marks = dict[str, Any]
 
@@ -142,7 +143,7 @@ def _any_lines(graph: fx.Graph, form: GraphForm) -> Iterator[str]:
 
 def _line(node: fx.Node, text: str) -> str:
     source = source_line(node)
-    comment = f"  # {write(source)}" if _SOURCE.fullmatch(source) else ""
+    comment = f"  # {write(source)}" if _is_known(source) else ""
     return text if node.op == "output" else f"%{node.name}: {text}{comment}"
 
 
@@ -350,8 +351,14 @@ def _check_plain(value: object) -> None:
             _check_plain([value.start, value.stop, value.step])
 
 
+def _is_known(source: str) -> bool:
+    return bool(_SOURCE.fullmatch(source) or _MODULE.fullmatch(source))
+
+
 def _stack_trace(source: str) -> str:
     """A stack trace of which `source_line` gives `source`."""
+    if (module := _MODULE.fullmatch(source)) is not None:
+        return module_trace(module[1] or "", module[2])
     match = _SOURCE.fullmatch(source)
     if match is None:
         raise ValueError(f"not a source line: {source!r}")

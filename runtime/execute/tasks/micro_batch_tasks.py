@@ -108,6 +108,8 @@ def bind_call(
     binding: Binding,
     further: Sequence[Any],
     results: Sequence[int],
+    last_call: list[int],
+    next_call: Callable[[], int],
     recorded: Callable[[list[Any]], tuple[Any, ...]] | None = None,
 ) -> Callable[[list[Any]], tuple[Any, ...]]:
     """One function for all of a micro-batch: of a list with the first registers, which it empties,
@@ -115,14 +117,17 @@ def bind_call(
 
     Args:
         further: first values of the registers after the ones in the list.
+        last_call: gets the number of each call, which `next_call` returns.
         recorded: does the same while something records it; None: nothing does.
     """
     writer = TaskWriter(binding, _passes(binding))
-    writer.names |= {"further": list(further), "recorded": recorded}
+    writer.names |= {"further": list(further), "last_call": last_call, "next_call": next_call}
+    writer.names |= {"recorded": recorded}
     writer.names |= {"recording": recording, "profiler_runs": profiler_runs}
     returned = "".join(f"r[{register}], " for register in results)
     asks = ["if recording.active or profiler_runs():", "    return recorded(given)"]  # no calls
     lines = [
+        "last_call[0] = next_call()",
         *(asks if recorded is not None else ()),
         "r, k = given + further, 0",
         "given.clear()",

@@ -1,0 +1,90 @@
+"""Show one graph that Dynamo captured."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import MethodType
+from typing import Any
+
+from ipu_dynamo.inspection.private.dynamo_programs import unwrapped
+from ipu_dynamo.inspection.program_entry import ProgramEntry
+from ipu_dynamo.inspection.remark import Remark
+from ipu_dynamo.passes.manager import PassRun
+
+_ENTRY = "ipu_graph"  # attribute of what a backend returns
+
+
+def looked_at(run: Callable[..., Any], entry: "Callable[[], GraphEntry]") -> Callable[..., Any]:
+    """Let what a backend returns be found by `entry_of`, which calls `entry`."""
+    if isinstance(run, MethodType):  # which has no attributes of its own
+        run = partial(run)
+    setattr(unwrapped(run), _ENTRY, entry)  # what PyTorch has put around it is replaced
+    return run
+
+
+def entry_of(run: object) -> "GraphEntry | None":
+    """The graph of what a backend returned; None: it is of another backend."""
+    entry = getattr(run, _ENTRY, None)
+    return None if entry is None else entry()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An option in force, and who set it."""
+
+    name: str
+    value: object
+    by: str
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.value!r}  ({self.by})"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlace:
+    """Where a block went; `operators` are those of the captured graph in it."""
+
+    block: str
+    stage: int
+    ipu: int
+    operators: int
+
+    def __str__(self) -> str:
+        return f"{self.block} -> stage {self.stage} -> ipu{self.ipu}  ({self.operators} operators)"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphEntry:
+    """One graph that Dynamo captured.
+
+    Args:
+        number: grows with each graph that is compiled.
+        operators: how many calls it holds.
+        first_line: where its first operator is in the model.
+        blocks: in the order of the model.
+        passes: what each pass did, in order, to the `captured` graph and to those that AOTAutograd
+            made of it: `forward` and `backward`, or `inference`.
+        programs: what was compiled, in the order in which it runs.
+        last_calls: of each program; larger is later, 0 is never.
+        remarks: a break at its end, what cannot be placed, and warnings.
+        shapes: of the module's parameters and buffers that it reads, by name.
+        root: the class of the module that it was captured from; empty: not known.
+        settings: options in force.
+    """
+
+    number: int
+    operators: int
+    first_line: str
+    blocks: tuple[BlockPlace, ...]
+    passes: tuple[tuple[str, tuple[PassRun, ...]], ...]
+    programs: tuple[ProgramEntry, ...]
+    last_calls: tuple[int, ...] = ()
+    remarks: tuple[Remark, ...] = ()
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    root: str = ""
+    settings: tuple[Setting, ...] = ()
+
+    def lines(self) -> list[str]:
+        """What it is, and where its blocks went."""
+        head = f"{self.operators} operators from {self.first_line}"
+        return [head, *(f"  block {place}" for place in self.blocks)]

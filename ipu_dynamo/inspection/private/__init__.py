@@ -1,0 +1,1 @@
+"""Private names of PyTorch that looking at compiled models needs."""

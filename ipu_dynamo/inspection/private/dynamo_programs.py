@@ -1,0 +1,176 @@
+"""Find what Dynamo has compiled for a function or module. Checked on PyTorch 2.13.0."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.eval_frame import (
+    OptimizedModule,
+    _debug_get_cache_entry_list,
+    innermost_backend,
+)
+from torch._dynamo.external_utils import wrap_inline
+
+_COMPILED, _RESUMED = "__compiled_fn", "__resume_at"  # globals of compiled code begin so
+_SHARED: CodeType = wrap_inline(abs).__code__  # modules whose `forward` is PyTorch's run in it
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Dynamo gave a frame up, and Python runs it."""
+
+    where: str
+    reason: str
+
+
+def unwrapped(x: Any) -> Any:
+    """The module or function in what `torch.compile` returned; others as they are."""
+    if isinstance(x, OptimizedModule):
+        return x._orig_mod
+    while (inner := getattr(x, "_torchdynamo_orig_callable", None)) is not None:
+        x = inner
+    return x
+
+
+class CompiledFrames:
+    """The frames of a function or module that Dynamo may compile.
+
+    Args:
+        x: a module, or a function, wrapped by `torch.compile` or not.
+
+    Attributes:
+        callables: what a backend returned for them, and PyTorch calls now; with each, whether its
+            frame is that of other modules, too: of all whose `forward` PyTorch defines.
+        failures: why Dynamo gave frames up, of the compilations that it remembers, at most 64.
+    """
+
+    def __init__(self, x: Any) -> None:
+        self._seen: dict[CodeType, None] = {}
+        self.callables: dict[Any, bool] = {}
+        self._follow(unwrapped(x), None)
+        self.failures = tuple(_failures(self._seen))
+
+    def _follow(self, x: Any, module: nn.Module | None) -> None:
+        """Collect the frames of a function, of what it closes over, and of what they call where
+        Dynamo broke them."""
+        if isinstance(x, nn.Module):
+            module = unwrapped(x)
+            forward = getattr(type(module), "forward", None)
+            if isinstance(module.forward, MethodType):
+                forward = module.forward.__func__
+            if isinstance(forward, FunctionType):
+                self._follow(forward, module)
+            self._code(_SHARED, {**vars(torch._dynamo.external_utils)}, module)
+            for child in module.children():
+                self._follow(child, child)
+            return
+        if isinstance(x, MethodType):
+            owner = x.__self__ if isinstance(x.__self__, nn.Module) else module
+            self._follow(x.__func__, owner)
+        elif isinstance(x, FunctionType):
+            self._code(x.__code__, x.__globals__, module)
+            for cell in x.__closure__ or ():
+                try:
+                    inside = cell.cell_contents
+                except ValueError:  # it is empty
+                    continue
+                if isinstance(inside, FunctionType | MethodType):
+                    self._follow(inside, module)
+
+    def _code(self, code: CodeType, names: dict[str, Any], module: nn.Module | None) -> None:
+        if code in self._seen:
+            return
+        self._seen[code] = None
+        resumed = []
+        for entry in _debug_get_cache_entry_list(code):
+            for name in entry.code.co_names:
+                value = names.get(name)
+                if name.startswith(_COMPILED):
+                    self.callables.setdefault(unwrapped(value), code is _SHARED)
+                elif name.startswith(_RESUMED) and value is not None:
+                    resumed.append(value)
+        for function in resumed:  # the rest of a frame after a break
+            self._code(function.__code__, function.__globals__, module)
+        for name in code.co_names:  # what it may call by itself
+            value = getattr(type(module), name, None) if module is not None else None
+            value = names.get(name) if value is None else value
+            if isinstance(value, FunctionType) and not _is_torch(value):
+                self._follow(value, module)
+
+
+def _is_torch(function: Callable[..., Any]) -> bool:
+    return function.__module__.partition(".")[0] == "torch"
+
+
+def _failures(codes: dict[CodeType, None]) -> Iterator[Failure]:
+    """Why the last compilation of some frames failed, where it did."""
+    places = {(code.co_filename, code.co_firstlineno, code.co_name) for code in codes}
+    last = {
+        (metrics.co_filename, metrics.co_firstlineno, metrics.co_name): metrics
+        for metrics in torch._dynamo.utils.get_compilation_metrics()
+    }
+    for place, metrics in last.items():
+        if metrics.fail_reason is not None and place in places:
+            file = metrics.fail_user_frame_filename or metrics.co_filename
+            line = metrics.fail_user_frame_lineno or metrics.co_firstlineno
+            reason = metrics.fail_reason.partition("\n")[0]
+            yield Failure(f"{Path(str(file)).name}:{line}", reason)
+
+
+@contextmanager
+def compiled_anew(x: Any, backend: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Compile a module or function as if it never was before, and leave its compilations alone.
+
+    Its own frame is compiled as a copy; those that it calls where it breaks are not.
+    """
+    x = unwrapped(x)
+    if isinstance(x, nn.Module):
+        forward = x.forward
+        if not isinstance(forward, MethodType) or _is_torch(forward.__func__):
+            yield torch.compile(_copied(wrap_inline(x)), backend=backend)
+            return
+        had = "forward" in vars(x)
+        x.forward = MethodType(_copied(forward.__func__), forward.__self__)
+        try:
+            yield torch.compile(x, backend=backend)
+        finally:
+            if had:
+                x.forward = forward
+            else:
+                del x.forward
+    elif isinstance(x, MethodType):
+        yield torch.compile(MethodType(_copied(x.__func__), x.__self__), backend=backend)
+    elif isinstance(x, FunctionType):
+        yield torch.compile(_copied(x), backend=backend)
+    else:
+        yield torch.compile(x, backend=backend)
+
+
+def _copied(function: Any) -> Any:
+    """A function of the same code, which Dynamo takes for another's."""
+    code, names = function.__code__.replace(), function.__globals__
+    copy = FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
+    copy.__dict__.update(function.__dict__)
+    return copy
+
+
+def options_of(x: Any) -> Any:
+    """The options that `torch.compile(x, backend="ipu")` got; None: none, or it was not called."""
+    context = getattr(x, "dynamo_ctx", None)
+    if context is None and isinstance(x, FunctionType):
+        names = x.__code__.co_freevars
+        cells = dict(zip(names, x.__closure__ or (), strict=True))
+        context = cells["self"].cell_contents if "self" in cells else None
+    backend: Any = innermost_backend(getattr(context, "callback", None))  # type: ignore[arg-type]
+    return backend.kwargs.get("options") if _is_ours(backend) else None
+
+
+def _is_ours(backend: Any) -> bool:
+    return getattr(backend, "compiler_name", "") == "ipu"
