@@ -13,7 +13,7 @@ from torch import nn
 from ipu_dynamo.errors import InputError
 from ipu_dynamo.inspection.graph_entry import GraphEntry, entry_of
 from ipu_dynamo.inspection.inspection import Inspection
-from ipu_dynamo.inspection.private.dynamo_programs import CompiledFrames, Failure, unwrapped
+from ipu_dynamo.inspection.private.dynamo_programs import CompiledFrames, SkippedFrame, unwrapped
 from ipu_dynamo.inspection.remark import Remark
 
 _RNN = "torch._dynamo.config.allow_rnn = True lets it capture recurrent layers"
@@ -62,7 +62,9 @@ def title_of(model: Any) -> str:
     return f"torch.compile of {name or getattr(model, '__name__', type(model).__name__)}"
 
 
-def of_graphs(title: str, graphs: Sequence[GraphEntry], failures: Sequence[Failure]) -> Inspection:
+def of_graphs(
+    title: str, graphs: Sequence[GraphEntry], failures: Sequence[SkippedFrame]
+) -> Inspection:
     """Put together what became of a model.
 
     Args:

@@ -114,6 +114,12 @@ class ProgramEntry:
     program: Program
     host: HostEntry | None = None
     absent: Mapping[str, str] = field(default_factory=dict)
+    _schedule: Schedule | None = field(default=None, repr=False)
+
+    @classmethod
+    def bound(cls, bound: BoundProgram) -> "ProgramEntry":
+        """A program of `torch.compile`."""
+        return cls(bound.host.program, HostEntry.bound(bound), _schedule=bound.ipu_schedule)
 
     @property
     def text(self) -> str:
@@ -123,7 +129,7 @@ class ProgramEntry:
     @cached_property
     def schedule(self) -> Schedule:
         """What each IPU of every replica does when; recomputation counts."""
-        return schedule_of(
+        return self._schedule or schedule_of(
             self.program,
             micro_batches=self.micro_batches,
             replicas=self.program.replicas,

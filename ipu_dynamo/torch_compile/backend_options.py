@@ -82,8 +82,9 @@ class BackendOptions:
             )
         if self.strategy.ipus is not None:
             raise OptionError(
-                "option strategy has ipus, but torch.compile differentiates before stages are "
-                "known; use blocks, or ipu_dynamo.compile_training"
+                "option strategy has ipus, but torch.compile has each graph differentiated before "
+                "its stages are known, which the times of forward and backward would decide; begin "
+                "blocks in the model (ipu_dynamo.BeginBlock), or use ipu_dynamo.compile_training"
             )
         if self.strategy.kind == "pipelined" and n == 1:
             raise OptionError(

@@ -35,7 +35,7 @@ from ipu_dynamo.capture.private.dynamo import RestartAnalysis, compile_count
 from ipu_dynamo.capture.unplaceable import Unplaceable, UnplaceableError, find
 from ipu_dynamo.errors import CompileError, source_line
 from ipu_dynamo.inspection.graph_entry import BlockPlace, GraphEntry, Setting, looked_at
-from ipu_dynamo.inspection.program_entry import HostEntry, ProgramEntry
+from ipu_dynamo.inspection.program_entry import ProgramEntry
 from ipu_dynamo.inspection.remark import Remark
 from ipu_dynamo.memory_limit import enforce_memory
 from ipu_dynamo.ops.marks.markers import begin_block
@@ -117,9 +117,7 @@ class GraphRecord:
             first_line=next(lines, "no line of the model"),
             blocks=tuple(BlockPlace(*place, n) for place, n in self.blocks.items()),
             passes=tuple((kind, tuple(runs)) for kind, runs in self.passes.items()),
-            programs=tuple(
-                ProgramEntry(one.host.program, HostEntry.bound(one)) for one in self.programs
-            ),
+            programs=tuple(map(ProgramEntry.bound, self.programs)),
             last_calls=tuple(one.last_call[0] for one in self.programs),
             remarks=tuple(self._remarks()),
             shapes=self.shapes,

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from ipu_dynamo.capture.private.dynamo import skipped_frames
 from ipu_dynamo.capture.private.tracing import pytree
 from ipu_dynamo.errors import OptionError
 from ipu_dynamo.inspection.inspect_model import inspect, of_graphs, title_of
 from ipu_dynamo.inspection.inspection import Inspection
 from ipu_dynamo.inspection.private.dynamo_programs import (
     CompiledFrames,
+    SkippedFrame,
     compiled_anew,
     options_of,
     unwrapped,
@@ -68,11 +70,14 @@ def _explained(
         return compile_readably(gm, examples, options, record=records[-1])
 
     own, named = _copies(inputs), _copies(kwargs)
-    with _left_as_it_was(x), warnings.catch_warnings():
+    with _left_as_it_was(x), skipped_frames() as skipped, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what they say is in the explanation
         with compiled_anew(x, backend) as run:
             run(*own, **named)
     failures = CompiledFrames(x).failures
+    placed = {failure.reason for failure in failures}
+    reasons = (text.partition("\n")[0] for text in skipped)
+    failures += tuple(SkippedFrame("", reason) for reason in reasons if reason not in placed)
     return of_graphs(title_of(unwrapped(x)), [record.entry() for record in records], failures)
 
 

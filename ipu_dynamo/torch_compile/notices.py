@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 Shapes = dict[str, tuple[int, ...]]
 _shapes: dict[object, Shapes] = {}  # of the inputs of a frame and module, when first compiled
 _said: set[object] = set()
+_UNTOLD = "PyTorch cannot trace what the line calls; TORCH_LOGS=graph_breaks says why"
 
 
 def forget() -> None:
@@ -33,7 +34,8 @@ def break_reason(gm: fx.GraphModule) -> tuple[str, str] | None:
         return None
     frame = reason.user_stack[-1] if reason.user_stack else None
     line = f"{Path(frame.filename).name}:{frame.lineno}" if frame else "an unknown line"
-    return line, str(reason.reason).partition("\n")[0]
+    why = str(reason.reason).partition("\n")[0]
+    return line, _UNTOLD if why == "step_unsupported" else why
 
 
 def tell_of_break(gm: fx.GraphModule, markers: Sequence[fx.Node]) -> None:

@@ -59,6 +59,11 @@ class BoundProgram:
     _engine: Engine
     _binding: Binding
 
+    @property
+    def ipu_schedule(self) -> Schedule:
+        """What each IPU does when in a call."""
+        return _schedule(sections(self.host.program).micro_batches, None, self.host.program)
+
     def plan(self) -> HostPlan:
         """How a call runs here."""
         return plan_of(
@@ -226,9 +231,13 @@ def _devices(program: Program) -> list[torch.device]:
     return [*dict.fromkeys(node.meta["val"].device for node in inputs)] or [torch.device("cpu")]
 
 
-def _schedule(n: int, workers: int, program: Program) -> Schedule:
+def _schedule(n: int, workers: int | None, program: Program) -> Schedule:
     """A pipeline; in turn for one worker, and for a program that draws from torch's generator or
-    prints, which would depend on which worker comes first."""
+    prints, which would depend on which worker comes first.
+
+    Args:
+        workers: None: one for each IPU.
+    """
     calls = calls_of_passes(sections(program).loop)
     if workers == 1 or draws(program) or prints(program):
         return sequential(calls, micro_batches=n)

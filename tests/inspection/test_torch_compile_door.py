@@ -142,8 +142,12 @@ def test_graphs_after_breaks_and_reasons_with_lines(monkeypatch):
         _line("self.lstm("),
         _line("print()", 1),
     ]
-    assert "RNN, GRU, or LSTM" in breaks[1].text
-    assert "allow_rnn = True" in breaks[1].text
+    assert "Failed to trace builtin operator" in breaks[0].text
+    assert breaks[1].text.startswith("PyTorch cannot trace what the line calls")
+    explained = explain(model, torch.randn(2, 3), options=EAGER)
+    (skipped,) = (reason for reason in explained.reasons if reason.kind == "not captured")
+    assert "RNN, GRU, or LSTM" in skipped.text
+    assert "allow_rnn = True" in skipped.text
 
 
 def _line(text: str, number: int = 1) -> str:

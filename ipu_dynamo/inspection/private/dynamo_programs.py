@@ -21,7 +21,7 @@ _SHARED: CodeType = wrap_inline(abs).__code__  # modules whose `forward` is PyTo
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class SkippedFrame:
     """Dynamo gave a frame up, and Python runs it."""
 
     where: str
@@ -107,7 +107,7 @@ def _is_torch(function: Callable[..., Any]) -> bool:
     return function.__module__.partition(".")[0] == "torch"
 
 
-def _failures(codes: dict[CodeType, None]) -> Iterator[Failure]:
+def _failures(codes: dict[CodeType, None]) -> Iterator[SkippedFrame]:
     """Why the last compilation of some frames failed, where it did."""
     places = {(code.co_filename, code.co_firstlineno, code.co_name) for code in codes}
     last = {
@@ -119,7 +119,7 @@ def _failures(codes: dict[CodeType, None]) -> Iterator[Failure]:
             file = metrics.fail_user_frame_filename or metrics.co_filename
             line = metrics.fail_user_frame_lineno or metrics.co_firstlineno
             reason = metrics.fail_reason.partition("\n")[0]
-            yield Failure(f"{Path(str(file)).name}:{line}", reason)
+            yield SkippedFrame(f"{Path(str(file)).name}:{line}", reason)
 
 
 @contextmanager

@@ -204,3 +204,6 @@ class Schedule:
                 `timed` was given. Without it, times are those of `timed()`.
         """
         return draw(self, cycles=cycles)
+
+    def _repr_svg_(self) -> str:
+        return self.svg()
