@@ -106,7 +106,11 @@ class PassManager:
         with recording.span(step.name, "pass", graph=self.graph, level=step.level) as span:
             model = self._run_alone(step, model)
             last = self.runs[-1]
-            span.arguments |= {"operators": last.after, "changed": last.changed}
+            span.arguments |= {
+                "operators": last.after,
+                "entered": last.entered,
+                "changed": last.changed,
+            }
         return model
 
     def _run_alone(self, step: Pass, model: Model) -> Model:

@@ -174,6 +174,7 @@ def test_a_variable_records_the_process_and_those_that_it_starts(tmp_path):
     assert names(child) == ["child"]
 
 
+@pytest.mark.slow
 def test_a_variable_records_ranks_and_processes_that_end_by_an_interrupt(tmp_path):
     assert run(tmp_path, "interrupt", RANK="1", WORLD_SIZE="2") != 0
     assert names(tmp_path / "t.rank1.json") == ["main"]
