@@ -60,7 +60,7 @@ class _Job:
         if doing is not None and doing.number <= 1 and not again:
             self.counts[doing.what] = self.counts.get(doing.what, 0) + doing.count
         self.now, self.since = doing, time
-        if self.watcher is not None:
+        if self.watcher is not None and doing is not None:
             self.watcher.begins(doing)
         if self.outer is not None:
             self.outer.turn_to(doing, again=again)

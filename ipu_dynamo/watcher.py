@@ -112,7 +112,7 @@ class Watcher:
                 self._thread.start()
         self._safely(self._look)
 
-    def begins(self, doing: Doing | None) -> None:
+    def begins(self, doing: Doing) -> None:
         """A step begins, and the one before is over."""
         self._now = doing
         self._safely(self._look)

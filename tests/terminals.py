@@ -64,9 +64,8 @@ class Audience(Watcher):
         for watcher in self._watchers:
             watcher.opens(title, then=then, at_once=at_once)
 
-    def begins(self, doing: Doing | None) -> None:
-        if doing is not None:
-            self.kinds.append(doing.what)
+    def begins(self, doing: Doing) -> None:
+        self.kinds.append(doing.what)
         for watcher in self._watchers:
             watcher.begins(doing)
 

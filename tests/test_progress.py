@@ -174,6 +174,17 @@ def test_a_job_shows_nothing_with_the_environment_variable_off(name, tmp_path, m
     assert not seen.jobs
 
 
+@pytest.mark.slow
+@pytest.mark.inductor
+def test_waiting_for_the_process_that_compiles_is_a_step(tmp_path, monkeypatch):
+    monkeypatch.setenv("IPU_DYNAMO_CACHE_DIR", str(tmp_path))
+    with shown() as seen:
+        compile_inference(Net(), Options(engine="inductor", start="now")).compile(X)
+    (audience,) = seen.jobs
+    assert "compiler" in audience.kinds
+    assert "compiler" in seen.texts["file"]
+
+
 def test_another_rank_than_0_shows_nothing(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     with shown() as seen, job("compiling Net"):

@@ -21,7 +21,7 @@ from ipu_dynamo.options import Options
 from ipu_dynamo.program import Program
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program_history import remember
-from ipu_dynamo.progress import compilation
+from ipu_dynamo.progress import compilation, job
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.runtime.execute.memory.step_records import StepRecords
@@ -243,8 +243,9 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
 
         All functions are compiled then, also with `start="now"`.
         """
-        self.prepare(*args, **kwargs)
-        self.executable.finish_compiling()
+        with job(f"compiling {model_name(self.model)}", show=self.options.progress):
+            self.prepare(*args, **kwargs)
+            self.executable.finish_compiling()
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Do what the first call with arguments like these would do before it runs its steps.

@@ -15,6 +15,7 @@ from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
 from ipu_dynamo.ops.private.locks import fork_safe_lock
 from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.program.text.program_text import record_text
+from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.engines.job_process import CannotStart, JobFailed, JobProcess, ProcessDied
 from ipu_dynamo.runtime.engines.replay.native_library import library_is_kept
 from ipu_dynamo.tune.artifact_store import CACHE_DIR, open_store
@@ -83,6 +84,7 @@ class PendingCode:
 
     def wait(self) -> None:
         """Wait until `ready` returns True, or raises."""
+        begin("compiler")
         while not (self._complete or self._failure or self._process.ready(_LOOK)):
             pass
 
