@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from ipu_dynamo.tune.convolution_shape import ConvolutionShape
 from ipu_dynamo.tune.convolution_times import convolution_times
 from ipu_dynamo.tune.matmul_choice import Library, MatmulChoice
-from ipu_dynamo.tune.matmul_times import Times
+from ipu_dynamo.tune.matmul_classes import MatmulClass
+from ipu_dynamo.tune.matmul_times import Times, Way, matmul_times
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,8 @@ class Figures:
 
     Args:
         library: what computes all matmuls; None: the faster one of each class.
-        matmuls: seconds of a matmul of each class; None: no matmul was asked for, or nothing is
-            known, and PyTorch computes them.
+        matmuls: seconds of a matmul of each class that was asked for; others are measured. None: no
+            matmul was asked for, or nothing is known, and PyTorch computes them.
         convolutions: seconds of convolutions in each way; others are measured.
     """
 
@@ -33,6 +34,10 @@ class Figures:
         """Seconds of a convolution in each way; None where nothing is known."""
         return self.convolutions.get(shape) or convolution_times(shape)
 
+    def of_matmul(self, matmul: MatmulClass) -> Mapping[Way, float] | None:
+        """Seconds of a matmul of a class in each way; None where nothing is known."""
+        return None if self.matmuls is None else self.matmuls.get(matmul) or matmul_times(matmul)
+
     def choice(self) -> MatmulChoice:
         """Which library computes which matmuls."""
-        return MatmulChoice(self.library, lambda: self.matmuls)
+        return MatmulChoice(self.library, self.of_matmul)

@@ -12,7 +12,7 @@ from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.native import mkldnn_enabled
 from ipu_dynamo.tune.costs import WORTH_CHANGING, WORTH_MEMORY
 from ipu_dynamo.tune.matmul_classes import MEASURED, MatmulClass
-from ipu_dynamo.tune.matmul_times import Times, Way, matmul_times
+from ipu_dynamo.tune.matmul_times import Way, matmul_times
 
 MATMUL = "IPU_DYNAMO_MATMUL"  # environment variable: a library, or `auto`
 _LIBRARIES = ("auto", "torch", "onednn")
@@ -29,12 +29,12 @@ class MatmulChoice:
 
     Args:
         forced: one library for all matmuls.
-        times: gives what was measured here, when it is needed; None: nothing was, and PyTorch's
-            own library computes all matmuls.
+        times: gives what was measured here of a class, when it is needed; None: nothing was, and
+            PyTorch's own library computes its matmuls.
     """
 
     forced: Library | None = None
-    times: Callable[[], Times | None] = matmul_times
+    times: Callable[[MatmulClass], Mapping[Way, float] | None] = matmul_times
 
     def way(self, matmul: MatmulClass, *, packable: bool = False) -> Way:
         """How to compute matmuls of a class.
@@ -57,8 +57,7 @@ class MatmulChoice:
 
     def measured(self, matmul: MatmulClass) -> Mapping[Way, float]:
         """What decides: seconds of a matmul of the class by each library; nothing if forced."""
-        measured = self.times() if self.forced is None and matmul in MEASURED else None
-        return measured[matmul] if measured else {}
+        return (self.times(matmul) if self.forced is None and matmul in MEASURED else None) or {}
 
 
 def matmul_choice() -> MatmulChoice:

@@ -1,10 +1,9 @@
-"""Measure once per machine how long each library takes for matmuls, and keep the answer.
+"""Measure once per machine how long each library takes for a class of matmuls, and keep the answer.
 
 The figures decide which library a stage calls.
 """
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from functools import cache
 from hashlib import sha256
@@ -17,9 +16,9 @@ from ipu_dynamo.ops import onednn
 from ipu_dynamo.ops.private.locks import fork_safe_lock
 from ipu_dynamo.ops.private.native import onednn_pack
 from ipu_dynamo.tune.artifact_store import open_store
-from ipu_dynamo.tune.autotune_cache import Figures, kept_figures
+from ipu_dynamo.tune.autotune_cache import kept_figures
 from ipu_dynamo.tune.machine_name import machine_name
-from ipu_dynamo.tune.matmul_classes import MEASURED, MatmulClass, example_of
+from ipu_dynamo.tune.matmul_classes import MatmulClass, example_of
 from ipu_dynamo.tune.microbenchmark import one_thread, shortest_times
 
 log = logging.getLogger(__name__)
@@ -29,41 +28,35 @@ _SECONDS = 0.05  # for each class
 _lock = fork_safe_lock()
 
 
-def matmul_times() -> Times | None:
-    """Seconds of one matmul of each class.
+def matmul_times(matmul: MatmulClass) -> Mapping[Way, float] | None:
+    """Seconds of one matmul of a class in each way.
 
     None where no folder keeps them: another process would choose otherwise.
     """
     with _lock:
         store = open_store()
-        return _times_in(store.folder, machine_name()) if store else None
+        return _times_in(store.folder, machine_name(), matmul) if store else None
 
 
 def forget() -> None:
-    """Read the file again when it is needed next."""
+    """Read the files again when they are needed next."""
     _times_in.cache_clear()
 
 
 @cache
-def _times_in(folder: Path, machine: str) -> Times | None:
-    path = folder / "matmuls" / f"{sha256(machine.encode()).hexdigest()[:32]}.json"
-    names = {str(matmul): matmul for matmul in MEASURED}
-
-    def figures() -> Figures:
-        times = measure().items()
-        return {str(matmul): {str(way): s for way, s in ways.items()} for matmul, ways in times}
-
-    kept = kept_figures(path, machine, names, figures)
-    return kept and {names[name]: ways for name, ways in kept.items()}  # type: ignore[return-value]
+def _times_in(folder: Path, machine: str, matmul: MatmulClass) -> Mapping[Way, float] | None:
+    name = sha256(f"{machine}\n{matmul}".encode()).hexdigest()[:32]
+    path, key = folder / "matmuls" / f"{name}.json", str(matmul)
+    kept = kept_figures(path, machine, [key], lambda: {key: measure(matmul)})
+    return kept[key] if kept else None  # type: ignore[return-value]
 
 
-def measure() -> Times:
-    """Time a matmul of each class by each library, in less than a second on a usual machine."""
-    start = time.thread_time()
+def measure(matmul: MatmulClass) -> dict[str, float]:
+    """Time a matmul of a class by each library, in less than a tenth of a second as a rule."""
     with one_thread():
-        times = {matmul: shortest_times(_ways(matmul), _SECONDS) for matmul in MEASURED}
-    log.info("matmuls measured in %.2f s of one core", time.thread_time() - start)
-    return times
+        times = shortest_times(_ways(matmul), _SECONDS)
+    log.info("%s measured: %s", matmul, times)
+    return {str(way): seconds for way, seconds in times.items()}
 
 
 def _ways(matmul: MatmulClass) -> dict[Way, Callable[[], object]]:

@@ -9,6 +9,7 @@ from ipu_dynamo import IpuError
 from ipu_dynamo.tune import matmul_choice as chosen
 from ipu_dynamo.tune import matmul_times
 from ipu_dynamo.tune.artifact_store import CACHE_DIR, OFF
+from ipu_dynamo.tune.figures import Figures
 from ipu_dynamo.tune.machine_name import machine_name
 from ipu_dynamo.tune.matmul_choice import MATMUL, MatmulChoice, matmul_choice
 from ipu_dynamo.tune.matmul_classes import MEASURED, MatmulClass, example_of
@@ -30,9 +31,9 @@ def measurements(monkeypatch):
     """How often there was a measurement, as the length of a list; each gives other figures."""
     done = []
 
-    def measure():
+    def measure(one):
         done.append(len(done))
-        return {one: {way: s + len(done) for way, s in of.items()} for one, of in MADE_UP.items()}
+        return {way: seconds + len(done) for way, seconds in MADE_UP[one].items()}
 
     monkeypatch.setattr(matmul_times, "measure", measure)
     return done
@@ -40,7 +41,8 @@ def measurements(monkeypatch):
 
 def test_measures_every_class_by_every_library_and_leaves_no_trace():
     threads, state = torch.get_num_threads(), torch.get_rng_state()
-    for one, ways in matmul_times.measure().items():
+    for one in MEASURED:
+        ways = matmul_times.measure(one)
         packable = one.form == "a @ b.t()" and one.size != "batched"
         assert set(ways) == {"torch", "onednn"} | ({"packed"} if packable else set())
         assert all(0 < seconds < 10 for seconds in ways.values())
@@ -57,10 +59,10 @@ def test_the_default_device_is_not_measured():
 
 
 def test_what_was_measured_stays_for_later_processes(folder, measurements):
-    first = matmul_times.matmul_times()
-    assert matmul_times.matmul_times() is first
+    first = matmul_times.matmul_times(LARGE)
+    assert matmul_times.matmul_times(LARGE) is first
     matmul_times.forget()
-    assert matmul_times.matmul_times() == first
+    assert matmul_times.matmul_times(LARGE) == first
     assert len(measurements) == 1
     (file,) = (folder / "matmuls").iterdir()
     assert file.stat().st_mode & 0o077 == 0
@@ -69,14 +71,14 @@ def test_what_was_measured_stays_for_later_processes(folder, measurements):
 def test_of_two_processes_the_first_decides(folder, measurements, monkeypatch):
     measure, other = matmul_times.measure, []
 
-    def overtaken():
+    def overtaken(one):
         if not other:  # another process measures and writes meanwhile
             other.append(None)
-            other[0] = matmul_times._times_in.__wrapped__(folder, machine_name())
-        return measure()
+            other[0] = matmul_times._times_in.__wrapped__(folder, machine_name(), one)
+        return measure(one)
 
     monkeypatch.setattr(matmul_times, "measure", overtaken)
-    found = matmul_times.matmul_times()
+    found = matmul_times.matmul_times(LARGE)
     assert len(measurements) == 2
     assert [found] == other
 
@@ -91,21 +93,21 @@ def test_of_two_processes_the_first_decides(folder, measurements, monkeypatch):
     ],
 )
 def test_a_damaged_file_is_measured_again(folder, measurements, caplog, damage):
-    matmul_times.matmul_times()
+    matmul_times.matmul_times(LARGE)
     (file,) = (folder / "matmuls").iterdir()
     file.write_text(damage(file.read_text()))
     matmul_times.forget()
-    again = matmul_times.matmul_times()
+    again = matmul_times.matmul_times(LARGE)
     assert "is measured again" in caplog.text
     assert len(measurements) == 2
     matmul_times.forget()
-    assert matmul_times.matmul_times() == again
+    assert matmul_times.matmul_times(LARGE) == again
 
 
 def test_another_machine_or_setting_is_measured_anew(folder, measurements, monkeypatch):
-    matmul_times.matmul_times()
+    matmul_times.matmul_times(LARGE)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
-    matmul_times.matmul_times()
+    matmul_times.matmul_times(LARGE)
     assert len(measurements) == 2
     files = list((folder / "matmuls").iterdir())
     machines = {json.loads(f.read_text().rpartition("}")[0] + "}")["machine"] for f in files}
@@ -119,12 +121,25 @@ def test_without_a_folder_nothing_is_measured(measurements, monkeypatch):
     assert measurements == []
 
 
-def test_tiny_products_measure_nothing(folder, measurements, monkeypatch):
+def test_only_classes_that_are_asked_for_are_measured(folder, measurements, monkeypatch):
     monkeypatch.delenv(MATMUL, raising=False)
     assert matmul_choice().way(MatmulClass("a @ b", "tiny")) == "torch"
     assert measurements == []
     assert matmul_choice().way(LARGE) == "onednn"
     assert measurements == [0]
+    assert matmul_choice().way(MatmulClass("a @ b", "large")) == "onednn"
+    assert matmul_choice().way(LARGE) == "onednn"
+    assert measurements == [0, 1]
+
+
+def test_figures_measure_what_they_do_not_have(folder, measurements, monkeypatch):
+    known = {LARGE: {"torch": 1.0, "onednn": 2.0}}
+    choice = Figures(None, known).choice()
+    assert choice.way(LARGE) == "torch"
+    assert measurements == []
+    assert choice.way(MatmulClass("a @ b", "large")) == "onednn"
+    assert measurements == [0]
+    assert Figures(None).choice().way(MatmulClass("a @ b", "large")) == "torch"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +154,7 @@ def test_tiny_products_measure_nothing(folder, measurements, monkeypatch):
     ],
 )
 def test_the_faster_library_is_chosen_by_a_margin(seconds, loose, packable):
-    choice = MatmulChoice(times=lambda: MADE_UP | {LARGE: seconds})
+    choice = MatmulChoice(times=(MADE_UP | {LARGE: seconds}).get)
     assert choice.way(LARGE) == loose
     assert choice.way(LARGE, packable=True) == packable
     assert choice.measured(LARGE) == seconds

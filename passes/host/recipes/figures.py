@@ -15,6 +15,7 @@ def figures_of(functions: Iterable[Function]) -> Figures:
     choice = matmul_choice()
     if choice.forced is not None:
         return Figures(choice.forced)
-    asked = any(class_of(node) in MEASURED for f in functions for node in f.operators)
+    classes = dict.fromkeys(class_of(node) for f in functions for node in f.operators)
+    matmuls = {one: times for one in classes if one in MEASURED and (times := choice.measured(one))}
     uses = unfold_convolutions.uses_of(functions)
-    return Figures(None, choice.times() if asked else None, {use.of: use.seconds for use in uses})
+    return Figures(None, matmuls or None, {use.of: use.seconds for use in uses})
