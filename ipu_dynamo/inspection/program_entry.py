@@ -16,7 +16,7 @@ from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.runtime.execute.reentrant import BoundProgram
 from ipu_dynamo.runtime.execute.timeline import Timeline
 
-_NOT_RECORDED = "no call was recorded"
+_NOT_RECORDED = 'no call was recorded: compile with Options(record="timeline")'
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from ipu_dynamo.profiling import trace_file
 from ipu_dynamo.profiling.private.profiler import ProfilerRow, profiler_runs
 from ipu_dynamo.profiling.trace_file import Event
 
+LONGEST_TEXT = 300  # characters; an update of a large model has a name for each parameter
 MOST_EVENTS = 1_000_000  # of a recording: half a gigabyte; later ones are counted only
 
 
@@ -39,7 +40,11 @@ class WorkerRow(NamedTuple):
 
 
 class RecordedSpan(NamedTuple):
-    """Something that took from `start` to `end`, in seconds of `time.perf_counter`."""
+    """Something that took from `start` to `end`, in seconds of `time.perf_counter`.
+
+    Args:
+        arguments: what else there is to know, by name; what is no JSON is written as text.
+    """
 
     name: str
     category: str
@@ -143,7 +148,7 @@ class _Writer:
             begin,
             end,
             category=one.category,
-            arguments=one.arguments,
+            arguments={name: _written(value) for name, value in one.arguments.items()},
         )
 
     def _place(self, row: ThreadRow | WorkerRow) -> tuple[int, int]:
@@ -154,6 +159,14 @@ class _Writer:
 
     def _nanoseconds(self, seconds: float) -> int:
         return round((seconds - self._origin) * 1e9)
+
+
+def _written(value: Any) -> Any:
+    """A value as JSON: a number as it is, and a text at its beginning."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = str(value)
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]} ..."
 
 
 def _begin(one: RecordedSpan | RecordedBytes) -> float:

@@ -100,7 +100,7 @@ class CallTimeline(Timeline):
         instruction: Plain,
         time: Interval,
     ) -> None:
-        arguments: dict[str, Any] = {"instruction": str(instruction)}
+        arguments: dict[str, Any] = {"instruction": instruction}  # text takes time
         if nbytes := self._nbytes(instruction):
             arguments["bytes"] = nbytes
         if run is not None:

@@ -95,6 +95,15 @@ def test_a_full_recording_says_how_much_it_left_out(monkeypatch):
     assert sum(event["ph"] == "X" for event in made.trace()["traceEvents"]) == 3
 
 
+def test_arguments_are_numbers_or_the_beginnings_of_texts(tmp_path):
+    made = Recording()
+    arguments = {"n": 3, "share": 0.5, "is": True, "none": None, "what": MAIN, "long": "ab" * 999}
+    made.add(RecordedSpan("a", "c", MAIN, 0.0, 1.0, arguments))
+    (span,) = read(made, tmp_path).spans
+    long = "ab" * (recording.LONGEST_TEXT // 2) + " ..."
+    assert span["args"] == arguments | {"what": str(MAIN), "long": long}
+
+
 def test_a_span_is_a_row_of_a_profiler_and_no_part_of_a_graph():
     def doubled(x):
         with recording.span("my span", "c"):
