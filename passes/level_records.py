@@ -84,6 +84,7 @@ class Graph:
     ipus: Mapping[int, int] = field(default_factory=lambda: {0: 0})
     training: bool = False
     keeps_stages: bool = False
+    separate_last: bool = False
     phases: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     overlaps: Mapping[tuple[str, str], Overlap] = field(default_factory=dict)
     names: tuple[str, ...] = ()

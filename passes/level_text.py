@@ -197,6 +197,7 @@ def _of_capture(capture: Traced | Joint) -> Any:
         ipus=capture.ipus,
         training=capture.training,
         keeps_stages=capture.keeps_stages,
+        separate_last=capture.separate_last,
         phases=capture.phases,
         overlaps=capture.report.overlaps,
         names=capture.report.names,
@@ -433,6 +434,7 @@ def _capture(
         "training": record.training,
         "ipus": dict(record.ipus),
         "keeps_stages": record.keeps_stages,
+        "separate_last": record.separate_last,
         "phases": dict(record.phases),
         "whole": whole,
         "report": Report(

@@ -275,12 +275,11 @@ def program_passes(options: Options, owners: Owners = NO_OWNERS) -> list[Pass]:
         owners: IPUs of variables that another program has placed.
     """
     several = options.strategy.kind == "pipelined"
-    zero_bubble = options.strategy.schedule == "zero_bubble"
     rule = ActivationRule(options.strategy.liveness, options.locations.activations)
     return [
         Partition(_accumulation(options)),
         SplitGradientSums(),
-        *([SplitWeightGradients()] if zero_bubble else []),
+        *([SplitWeightGradients()] if options.strategy.splits_weights else []),
         Outline(options.outline),
         LiftStreams(),
         OwnResults(),

@@ -164,6 +164,8 @@ class Capture:
         ipus: IPU of each stage; set by `Placement`.
         keeps_stages: whether all that a stage computes stays in it, also views and constants; set
             by `Placement`.
+        separate_last: whether the last stage's forward and backward passes are two functions; set
+            with the stages.
         phases: the numbers of each stage's forward and backward phase; empty without phases.
         whole: the model with all its layers, while most of its equal layers are left out; set by
             `ShortenStacks`, gone after `LengthenStacks`.
@@ -175,6 +177,7 @@ class Capture:
     training: bool = False
     ipus: dict[int, int] = field(default_factory=lambda: {0: 0})
     keeps_stages: bool = False
+    separate_last: bool = False
     phases: dict[int, tuple[int, int]] = field(default_factory=dict)
     report: Report = field(default_factory=Report)
     whole: "Traced | None" = None
@@ -187,7 +190,7 @@ class Capture:
     def joined(self) -> bool:
         """Whether the last stage does both its passes at once: one slot of a micro-batch."""
         if not self.phases:
-            return True
+            return not self.separate_last
         forward, backward = self.phases[max(self.phases)]
         return forward == backward
 

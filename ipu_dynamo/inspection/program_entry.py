@@ -8,10 +8,10 @@ from functools import cached_property
 from ipu_dynamo.inspection.cut_table import CutTable, cut_table
 from ipu_dynamo.program import Decision, HostProgram, Program
 from ipu_dynamo.program.host_plan import HostPlan
-from ipu_dynamo.program.schedule.pipeline_clock import Stash
 from ipu_dynamo.program.schedule.planning import schedule_of
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
+from ipu_dynamo.program.schedule.stash import Stash
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.runtime.execute.reentrant import BoundProgram
 from ipu_dynamo.runtime.execute.timeline import Timeline

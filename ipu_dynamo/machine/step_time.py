@@ -53,7 +53,7 @@ def step_time(costs: StepCosts) -> StepTime:
     host = HostTransfers(program, costs.host, count, cut.steps, transfers.host_sync)
     parts = LoopParts(costs.passes, transfers, host)
     alone = {call.direction == "weights" or call.phase is not None for call in program.calls}
-    if True in alone:
+    if True in alone or program.schedule:
         loop = timed_sections(program, parts, count)
     elif program.order == "pipelined" and program.calls:
         loop = pipelined_sections(parts, slots(calls_of_passes(cut.loop)), count)

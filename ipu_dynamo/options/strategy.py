@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 from ipu_dynamo.errors import OptionError
 from ipu_dynamo.options.checks import check_count, check_ipu_id
+from ipu_dynamo.options.schedule_order import is_order, read_order, write_order
 
 StrategyKind = Literal["pipelined", "sharded", "serial_phased", "parallel_phased"]
 Liveness = Literal[
@@ -13,12 +14,13 @@ Liveness = Literal[
     "off_chip_after_fwd_no_overlap",
     "off_chip_after_each_phase",
 ]
+Schedule = Literal["grouped", "zero_bubble", "gpipe", "1f1b", "interleaved", "zb_h1"]
 Costs = tuple[tuple[float, float], ...]  # seconds of each operator, forward and backward
 PARALLEL_LIVENESS: tuple[Liveness, ...] = ("always_live", "off_chip_after_fwd")
 _STRATEGY_CHOICES: dict[str, tuple[str, ...]] = {
     "kind": get_args(StrategyKind),
     "liveness": get_args(Liveness),
-    "schedule": ("grouped", "zero_bubble"),
+    "schedule": get_args(Schedule),
 }
 
 
@@ -58,9 +60,11 @@ class Strategy:
             which, as `..._no_overlap`, is for serial phases).
         separate_backward_phase: the backward pass begins in a phase of its own, also where
             activations are always live.
-        schedule: of a pipeline's backward passes: `grouped` computes all gradients of a stage in
-            one call, as PopTorch; `zero_bubble` has those of weights, for which no other IPU
-            waits, in a call of their own, so that others start sooner. The results are the same.
+        schedule: of a training pipeline's passes. `grouped` is PopTorch's: all gradients of a
+            stage in one call. `zero_bubble` has those of weights, for which no other IPU waits, in
+            a call of their own, so that others start sooner. `gpipe`, `1f1b`, `interleaved` and
+            `zb_h1` are those of the literature: docs/pipelines.md. Any other text is an order of
+            its own: a line `worker 1: 1F0 1B0` for each IPU. The results are the same.
         ipus: cut a model without blocks into so many stages, one for each IPU, that take equally
             long; pipelined or sharded. What each operator takes is measured once on this machine
             and kept beside compiled code; where it cannot be kept, it is estimated.
@@ -87,7 +91,7 @@ class Strategy:
     phases: tuple[tuple[StageSpec, ...], ...] = ()
     liveness: Liveness = "always_live"
     separate_backward_phase: bool = False
-    schedule: Literal["grouped", "zero_bubble"] = "grouped"
+    schedule: str = "grouped"
     ipus: int | None = None
     costs: Costs = ()
     sharded_if_short: bool = False
@@ -95,7 +99,10 @@ class Strategy:
 
     def __post_init__(self) -> None:
         for name, choices in _STRATEGY_CHOICES.items():
-            if (value := getattr(self, name)) not in choices:
+            value = getattr(self, name)
+            if name == "schedule" and isinstance(value, str) and is_order(value):
+                read_order(value)
+            elif value not in choices:
                 raise OptionError(
                     f"strategy {name} is {value!r}; choose one of {', '.join(choices)}"
                 )
@@ -120,6 +127,11 @@ class Strategy:
                 raise OptionError(
                     "strategy ipus cuts the model by itself; leave out stages and phases"
                 )
+            if self.schedule == "interleaved":
+                raise OptionError(
+                    "schedule interleaved needs several stages on each IPU, and strategy ipus cuts "
+                    "the model into one for each; give the model blocks on IPUs 0, 1, 0, 1"
+                )
         elif self.costs:
             raise OptionError("strategy costs say where to cut for `ipus`, which is left out")
         if not isinstance(self.sharded_if_short, bool):
@@ -139,6 +151,26 @@ class Strategy:
             raise OptionError(
                 f"schedule {self.schedule} is for the strategy pipelined, not {self.kind}"
             )
+
+    @property
+    def order_name(self) -> str:
+        """The name or text of an order that is not by PopTorch's slots; "" if it is."""
+        if is_order(self.schedule):
+            return write_order(read_order(self.schedule))
+        return "" if self.schedule in ("grouped", "zero_bubble") else self.schedule
+
+    @property
+    def keeps_apart(self) -> bool:
+        """Whether neighbours on one IPU stay two stages."""
+        return self.keep_stages or is_order(self.schedule)
+
+    @property
+    def splits_weights(self) -> bool:
+        """Whether weight gradients are calls of their own, where this is possible."""
+        if is_order(self.schedule):
+            tasks = (task for of in read_order(self.schedule).values() for task in of)
+            return any(task.letter == "W" for task in tasks)
+        return self.schedule in ("zero_bubble", "zb_h1")
 
     @property
     def several_at_once(self) -> bool:

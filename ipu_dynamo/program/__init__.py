@@ -48,7 +48,7 @@ from ipu_dynamo.program.ir.update_instructions import (
 from ipu_dynamo.program.ir.values import Input, Output, Returns, Variable
 from ipu_dynamo.program.ir.writes import Accumulate, Accumulation, Direction, Write, WriteBuffer
 from ipu_dynamo.program.schedule.phases import PhaseNumbers
-from ipu_dynamo.program.schedule.pipeline_clock import Stash
+from ipu_dynamo.program.schedule.stash import Stash
 from ipu_dynamo.program.text.graph_text import GROUP, OWN_MEMORY, RECOMPUTED
 from ipu_dynamo.program.traffic import Traffic
 

@@ -10,7 +10,7 @@ from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.ir.function import Function
 from ipu_dynamo.program.ir.program import Program
 from ipu_dynamo.program.recipe import FunctionRecipe
-from ipu_dynamo.program.schedule.pipeline_clock import Stash
+from ipu_dynamo.program.schedule.stash import Stash
 from ipu_dynamo.program.share import OwnReplicas, Share
 
 

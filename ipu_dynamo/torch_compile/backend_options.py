@@ -86,6 +86,12 @@ class BackendOptions:
                 "its stages are known, which the times of forward and backward would decide; begin "
                 "blocks in the model (ipu_dynamo.BeginBlock), or use ipu_dynamo.compile_training"
             )
+        if self.strategy.order_name:
+            raise OptionError(
+                f"option strategy has schedule {self.strategy.schedule!r}, but micro-batches of "
+                "torch.compile run as in GPipe: all forward passes, then all backward passes; "
+                "leave the schedule out, or use ipu_dynamo.compile_training"
+            )
         if self.strategy.kind == "pipelined" and n == 1:
             raise OptionError(
                 "option strategy is pipelined, and a pipeline needs micro-batches; set "

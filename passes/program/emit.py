@@ -310,6 +310,7 @@ class Emit(Pass):
             options.gradient_accumulation if capture.training else options.device_iterations,
             tuple(emitter.micro_batch),
             "pipelined" if pipelined else "sequential",
+            options.strategy.order_name if pipelined and capture.training else "",
         )
         body: tuple[Instruction, ...] = (*emitter.before, loop, *end)
         if capture.training:

@@ -60,6 +60,7 @@ def describe(capture: Traced, joint: fx.GraphModule) -> Joint:
         training=capture.training,
         ipus=capture.ipus,
         keeps_stages=capture.keeps_stages,
+        separate_last=capture.separate_last,
         phases=capture.phases,
         whole=capture.whole,
         report=capture.report,

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from zlib import crc32
 
@@ -119,6 +120,15 @@ ALL = {
     "zero bubble": lambda: predicted(
         (0, 1, 2), 40, strategy=Strategy(kind="pipelined", schedule="zero_bubble")
     ),
+    **{
+        name: partial(predicted, ipus, count, strategy=Strategy("pipelined", schedule=name))
+        for name, ipus, count in (
+            ("gpipe", (0, 1, 2), 9),
+            ("1f1b", (0, 1, 2), 40),
+            ("interleaved", (0, 1, 0, 1), 8),
+            ("zb_h1", (0, 1, 2), 12),
+        )
+    },
     "inference": lambda: predicted((0, 1, 2), training=False),
     "serial phases": lambda: phased("off_chip_after_fwd"),
     "each phase": lambda: phased("off_chip_after_each_phase"),

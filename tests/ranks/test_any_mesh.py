@@ -39,6 +39,8 @@ from ipu_dynamo.testing.rank_threads import run_ranks, transport_here
 from ipu_dynamo.testing.recipe import Recipe
 from ipu_dynamo.tune.intra_op import intra_op_threads
 from ipu_dynamo.whole_step import ranks
+from tests.whole_step.test_named_schedules import Chain
+from tests.whole_step.test_named_schedules import cases as named_schedules
 from tests.whole_step.test_replica_collectives import WIDTH, Drawn
 from tests.whole_step.test_replica_collectives import cases as exchanging_models
 
@@ -224,6 +226,45 @@ def test_ranks_have_the_bits_of_one_process(case):
 @settings(max_examples=300)
 @given(case=cases())
 def test_many_drawn_ranks_have_the_bits_of_one_process(case):
+    check(case)
+
+
+class NamedCase(Case):
+    """A chain of stages with a schedule by name; its recipe is the IPUs of stages."""
+
+    def build(self):
+        torch.manual_seed(0)
+        return Chain(self.recipe)
+
+    def data(self):
+        rows = 2 * micro_batches(self.options, training=True)
+        generator = torch.Generator().manual_seed(5)
+        return [(torch.randn(rows, 8, generator=generator),) for _ in range(CALLS)]
+
+
+@st.composite
+def named_cases(draw):
+    name, ipus, count = draw(named_schedules(least=2, most=4))
+    replicas = draw(st.integers(1, 3))
+    rows = draw(st.sampled_from([n for n in (1, replicas) if replicas % n == 0]))
+    columns = draw(st.integers(1 + (rows == 1), min(3, len({*ipus}))))
+    options = Options(
+        "eager",
+        replicas=replicas,
+        gradient_accumulation=count,
+        seed=3,
+        output_mode="all",
+        strategy=Strategy("pipelined", schedule=name),
+        recompute=draw(st.sampled_from(["off", "auto", "all"])),
+        workers=draw(st.sampled_from([None, 1, 2])),
+    )
+    return NamedCase(ipus, None, options, rows, columns, True, draw(st.sampled_from(OPTIMIZERS)))
+
+
+@settings(max_examples=50)
+@pytest.mark.quick(5)
+@given(case=named_cases())
+def test_ranks_follow_schedules_by_name(case):
     check(case)
 
 

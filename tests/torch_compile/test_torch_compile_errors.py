@@ -34,6 +34,10 @@ def compiled(model, fullgraph=True):
         (Options(gradient_accumulation=4), "option gradient_accumulation has no meaning"),
         ({"strategy": Strategy(kind="pipelined")}, "option strategy is pipelined"),
         (
+            {"strategy": Strategy("pipelined", schedule="1f1b"), "micro_batches": 4},
+            "has schedule '1f1b', but micro-batches of torch.compile run as in GPipe",
+        ),
+        (
             {"strategy": Strategy(kind="serial_phased", phases=((StageSpec(("a",), 0),),))},
             "option strategy is serial_phased",
         ),

@@ -5,6 +5,7 @@ from typing import Literal
 
 from ipu_dynamo.ops.marks.overlap import Overlap
 from ipu_dynamo.options.replica_groups import ReplicaGroups
+from ipu_dynamo.options.schedule_order import is_order
 from ipu_dynamo.program.ir.base_instruction import (
     AFTER,
     BEFORE,
@@ -362,16 +363,20 @@ class Repeat(BaseInstruction):
     """Run `body` `count` times; `over` says what is counted.
 
     `order` is how the runs relate: one after the other, or as a pipeline, in which each IPU works
-    on another one.
+    on another one. `schedule` is the order of a training pipeline, by name or as the text of
+    `options/schedule_order.py`; "" is PopTorch's.
     """
 
     over: Literal["device_iteration", "micro_batch"]
     count: int
     body: tuple["Instruction", ...]
     order: Order = "sequential"
+    schedule: str = ""
 
     def __str__(self) -> str:
         order = "" if self.order == "sequential" else f", {self.order}"
+        name = "an order of its own" if is_order(self.schedule) else self.schedule
+        order += f", {name}" if name else ""
         return f"repeat {self.count} over {_PLURAL[self.over]}{order}"
 
 

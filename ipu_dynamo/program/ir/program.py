@@ -15,7 +15,7 @@ from ipu_dynamo.program.ir.instructions import Call, Copy, Instruction, Order, R
 from ipu_dynamo.program.ir.types import byte_text
 from ipu_dynamo.program.ir.values import Input, Output, Variable
 from ipu_dynamo.program.ir.verify.program import verify
-from ipu_dynamo.program.schedule.pipeline_clock import Stash, stash
+from ipu_dynamo.program.schedule.stash import Stash, stash
 from ipu_dynamo.program.text.program_text import line_error, parse_text, write_text
 from ipu_dynamo.program.text.short_text import folded
 from ipu_dynamo.program.traffic import Traffic, exchanged, traffic
@@ -118,6 +118,12 @@ class Program:
         """How micro-batches follow each other."""
         loops = [i for i in self.walk() if isinstance(i, Repeat) and i.over == "micro_batch"]
         return loops[0].order if loops else "sequential"
+
+    @property
+    def schedule(self) -> str:
+        """The name of a training pipeline's order; "" is PopTorch's."""
+        loops = (i for i in self.walk() if isinstance(i, Repeat) and i.over == "micro_batch")
+        return next((loop.schedule for loop in loops), "")
 
     @property
     def stash(self) -> tuple[Stash, ...]:

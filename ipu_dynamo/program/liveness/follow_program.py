@@ -85,7 +85,10 @@ class _Follower:
         self.types: dict[str, Seen] = {}
         self.calls = _functions_of_calls(program, self.types)
         self.updates: dict[str, FunctionMemory] = {}
-        self.ipus = [IpuSteps(self.order.left.get(ipu, 0)) for ipu in range(program.num_ipus)]
+        self.ipus = [
+            IpuSteps(self.order.left.get(ipu, 0), self.order.kept)
+            for ipu in range(program.num_ipus)
+        ]
         self.names: dict[tuple[str, int, int], Held] = {}
         self.starts: dict[tuple[int, int, int], int] = {}
         self.ends: dict[tuple[int, int, int], int] = {}

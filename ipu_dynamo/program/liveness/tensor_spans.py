@@ -62,9 +62,11 @@ class IpuSteps:
         constants: those of functions, by their texts.
         loaded: variables that are loaded for the next update.
         left: for how many slots it has nothing but weight gradients to do at the end.
+        kept: of how many micro-batches a value is kept at once, from a slot to a later one.
     """
 
     left: int
+    kept: Callable[[int, int], int]
     steps: list[LiveStep | None] = field(default_factory=list)
     tensors: list[HeldTensor] = field(default_factory=list)
     loop: Span = (0, 0)
@@ -93,7 +95,7 @@ class IpuSteps:
 
     def _span(self, tensor: HeldTensor) -> None:
         slot, last = self._slots(tensor)
-        copies = 1 + last - slot
+        copies = self.kept(slot, last)
         waits = any(weights for s, _, weights in tensor.reads if s == last)
         if tensor.slot is not None and waits and not tensor.weights:
             copies = max(copies, 1 + self.left)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from ipu_dynamo.program import Call
 from ipu_dynamo.program.schedule.actions import RunPass
 from ipu_dynamo.program.schedule.schedule import Schedule
-from ipu_dynamo.program.schedule.transfers import with_transfers
 
 
 def alternating(
@@ -45,7 +44,7 @@ def alternating(
                 run = RunPass(cycle, index, micro_batch, replica)
                 runs[worker_of[replica, call.ipu]].append(run)
     waits = [*waits[:-1], tuple(range(len(calls) - 1))]
-    return with_transfers(calls, [sorted(of) for of in runs], waits)
+    return Schedule.of_runs(calls, [sorted(of) for of in runs], waits)
 
 
 def _phase(call: Call) -> int:

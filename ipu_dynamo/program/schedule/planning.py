@@ -28,7 +28,8 @@ from ipu_dynamo.program.schedule.dependencies import (
 )
 from ipu_dynamo.program.schedule.estimated_times import on_cpu, repeating_passes
 from ipu_dynamo.program.schedule.phased_schedule import alternating
-from ipu_dynamo.program.schedule.pipeline_clock import slots, slots_left
+from ipu_dynamo.program.schedule.pipeline_clock import waits_of
+from ipu_dynamo.program.schedule.pipeline_orders import runs_of_workers
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stage_passes import (
@@ -38,7 +39,6 @@ from ipu_dynamo.program.schedule.stage_passes import (
     calls_of_passes,
     exchanges_of_passes,
 )
-from ipu_dynamo.program.schedule.transfers import with_transfers
 from ipu_dynamo.program.share import Share
 
 
@@ -80,7 +80,7 @@ def _plan(
     if share is not None and crosses(program, share):
         rows = share.rows if exchanges else 1
         several = program.order == "pipelined" or alone
-        plan = pipelined if several else sequential_on_ranks
+        plan = partial(pipelined, schedule=program.schedule) if several else sequential_on_ranks
         worker_of = workers_of_ranks(
             program.num_ipus, replicas, Share(rows, share.columns, 0, 0), workers if several else 1
         )
@@ -113,6 +113,7 @@ def _plan(
         replicas=replicas,
         workers=workers,
         exchanges=exchanges,
+        schedule=program.schedule,
     )
 
 
@@ -174,7 +175,7 @@ def sequential_on_ranks(
     whole = sequential(calls, micro_batches=micro_batches, replicas=replicas, exchanges=exchanges)
     for run in whole.runs[0]:
         runs[worker_of[run.replica, calls[run.index].ipu]].append(run)
-    return with_transfers(calls, runs, _waits(calls), _unbounded_readers(calls), exchanges)
+    return Schedule.of_runs(calls, runs, waits_of(calls), _unbounded_readers(calls), exchanges)
 
 
 def independent(program: Program) -> bool:
@@ -249,6 +250,7 @@ def pipelined(
     workers: int | None = None,
     exchanges: Exchanges = NO_EXCHANGES,
     worker_of: Mapping[tuple[int, int], int] | None = None,
+    schedule: str = "",
 ) -> Schedule:
     """The pipelined schedule of one step.
 
@@ -259,50 +261,16 @@ def pipelined(
             take turns, and so do replicas.
         exchanges: what replicas exchange between calls.
         worker_of: the worker of each replica and IPU; None: all places are dealt in turn.
+        schedule: its name; "" is the order of slots.
     """
     if worker_of is None:
         ipus = sorted({call.ipu for call in calls})
         places = [(replica, ipu) for replica in range(replicas) for ipu in ipus]
         count = min(len(places), workers or len(places))
         worker_of = {place: index % count for index, place in enumerate(places)}
-    count = max(worker_of.values()) + 1
-    when, left = slots(calls), slots_left(calls)
-    ends = [0] * count  # the cycle in which each worker has done what others may wait for
-    for (_, ipu), worker in worker_of.items():
-        if ipu in left:  # it computes anything
-            ends[worker] = max(ends[worker], micro_batches - 1 + max(when) - left[ipu])
-    runs: list[list[RunPass]] = [[] for _ in range(count)]
-    for replica in range(replicas):
-        for micro_batch in range(micro_batches):
-            for index, call in enumerate(calls):
-                worker, cycle = worker_of[replica, call.ipu], micro_batch + when[index]
-                after = micro_batches - 1 - micro_batch  # so many micro-batches come after it
-                if call.direction == "weights" and after <= left[call.ipu]:
-                    cycle = ends[worker]
-                runs[worker].append(RunPass(cycle, index, micro_batch, replica))
-
-    def turn(run: RunPass) -> tuple[int, bool, RunPass]:
-        return run.cycle, calls[run.index].direction == "weights", run
-
-    ordered = [sorted(of, key=turn) for of in runs]
-    return with_transfers(calls, ordered, _waits(calls), _unbounded_readers(calls), exchanges)
-
-
-def _waits(calls: Sequence[Call]) -> list[tuple[int, ...]]:
-    """For each call, the last call before it on every other IPU: with it all results are there.
-
-    Nobody waits for weight gradients, and what they need is on their own IPU.
-    """
-    waits: list[tuple[int, ...]] = []
-    last: dict[int, int] = {}
-    for index, call in enumerate(calls):
-        weights = call.direction == "weights"
-        waits.append(
-            () if weights else tuple(sorted(i for ipu, i in last.items() if ipu != call.ipu))
-        )
-        if not weights:
-            last[call.ipu] = index
-    return waits
+    waits = waits_of(calls)
+    runs = runs_of_workers(calls, waits, worker_of, schedule=schedule, micro_batches=micro_batches)
+    return Schedule.of_runs(calls, runs, waits, _unbounded_readers(calls), exchanges)
 
 
 def _unbounded_readers(calls: Sequence[Call]) -> list[tuple[int, ...]]:

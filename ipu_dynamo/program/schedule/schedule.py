@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ipu_dynamo.program import Program
+from ipu_dynamo.options.schedule_order import read_order
+from ipu_dynamo.program import Call, Program
 from ipu_dynamo.program.schedule.actions import (
     Action,
     AddGradients,
@@ -16,9 +17,13 @@ from ipu_dynamo.program.schedule.actions import (
 )
 from ipu_dynamo.program.schedule.check_schedule import check
 from ipu_dynamo.program.schedule.drawing import Picture, draw
+from ipu_dynamo.program.schedule.pipeline_clock import waits_of
+from ipu_dynamo.program.schedule.pipeline_orders import chain_of, runs_of_workers
 from ipu_dynamo.program.schedule.schedule_text import LETTERS, read_schedule, write_schedule
-from ipu_dynamo.program.schedule.stage_passes import StagePass
+from ipu_dynamo.program.schedule.stage_passes import NO_EXCHANGES, Exchanges, StagePass
+from ipu_dynamo.program.schedule.stash import most_kept
 from ipu_dynamo.program.schedule.timing import timed
+from ipu_dynamo.program.schedule.transfers import plan_transfers
 
 _MARKS = {"forward": "", "backward": "'", "forward_backward": "*", "weights": '"'}
 
@@ -36,6 +41,28 @@ class Schedule:
     passes: tuple[StagePass, ...]
     workers: tuple[tuple[Action, ...], ...]
     transfers: tuple[Transfer, ...] = ()
+
+    @classmethod
+    def of_runs(
+        cls,
+        calls: Sequence[Call],
+        runs: Sequence[Sequence[RunPass]],
+        waits: Sequence[Sequence[int]],
+        readers: Sequence[Sequence[int]] = (),
+        exchanges: Exchanges = NO_EXCHANGES,
+    ) -> "Schedule":
+        """Make a schedule of runs. Workers send right after a pass, and receive right before one.
+
+        Args:
+            calls: the passes of one micro-batch as calls, in program order.
+            runs: the runs of each worker. All passes of an IPU and replica have one worker.
+            waits: for each call, the earlier calls that must be done before it.
+            readers: for each call, the later calls that must have done the micro-batch two before.
+                So they are at most two micro-batches behind. Empty: no call waits for its readers.
+            exchanges: a call that replicas exchange values before waits for those of all replicas.
+        """
+        workers, transfers = plan_transfers(calls, runs, waits, readers, exchanges)
+        return cls(tuple(map(StagePass.of, calls)), workers, transfers)
 
     @cached_property
     def runs(self) -> tuple[tuple[RunPass, ...], ...]:
@@ -76,18 +103,7 @@ class Schedule:
 
     def stash(self) -> dict[int, int]:
         """For each stage, of how many micro-batches at most it keeps values for backward."""
-        ends = {one.stage: index for index, one in enumerate(self.passes)}
-        peak = dict.fromkeys(sorted(ends), 0)
-        alive: dict[tuple[int, int], set[int]] = {}
-        for of in self.runs:
-            for run in of:
-                stage = self.passes[run.index].stage
-                kept = alive.setdefault((stage, run.replica), set())
-                kept.add(run.micro_batch)
-                peak[stage] = max(peak[stage], len(kept))
-                if run.index == ends[stage]:
-                    kept.remove(run.micro_batch)
-        return peak
+        return most_kept([one.stage for one in self.passes], self.runs)
 
     def for_share(self, replicas: range, ipus: range, first: int) -> "Schedule":
         """The workers of one rank. What they receive of other ranks is left as it is.
@@ -150,13 +166,20 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str) -> "Schedule":
-        """Read the text that `str` writes.
+        """Read the text that `str` writes, or an order of passes as a strategy takes it.
 
-        Cycles change no order. A text may leave them out.
+        Cycles change no order. A text may leave them out. An order is checked: it has each pass
+        once and can finish. Its schedule has a chain of stages, and functions without names.
 
         Raises:
-            ValueError: the number of the line, and what was expected there.
+            ValueError: the number of the line, and what was expected there; or what an order lacks.
         """
+        if text.lstrip().startswith("worker"):
+            calls, count = chain_of(read_order(text))
+            workers = {(0, ipu): ipu for ipu in range(1 + max(call.ipu for call in calls))}
+            waits = waits_of(calls)
+            runs = runs_of_workers(calls, waits, workers, schedule=text, micro_batches=count)
+            return cls.of_runs(calls, runs, waits)
         return read_schedule(text, cls)
 
     def grid(self) -> str:

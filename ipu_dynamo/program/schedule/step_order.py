@@ -12,8 +12,9 @@ or store with a phase takes place in that phase.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 from ipu_dynamo.program.ir.instructions import (
@@ -28,7 +29,8 @@ from ipu_dynamo.program.ir.instructions import (
 from ipu_dynamo.program.ir.program import Program
 from ipu_dynamo.program.ir.writes import WriteBuffer
 from ipu_dynamo.program.schedule.dependencies import changes_between_calls
-from ipu_dynamo.program.schedule.pipeline_clock import slots, slots_left
+from ipu_dynamo.program.schedule.pipeline_clock import slots, slots_left, waits_of
+from ipu_dynamo.program.schedule.pipeline_orders import listed_cycles
 from ipu_dynamo.program.schedule.sections import Sections, sections
 from ipu_dynamo.program.schedule.stage_passes import calls_of_passes, instructions_of_passes
 
@@ -57,6 +59,42 @@ class PlacedStep:
     turn: tuple[int, ...]
 
 
+def _kept_by_slots(first: int, last: int) -> int:
+    return 1 + last - first
+
+
+def _turns(calls: Sequence[Call]) -> list[int]:
+    """Number the passes of a pipeline whose IPUs follow lists; weight gradients are last."""
+    ordered = sorted(calls, key=lambda call: call.direction == "weights")
+    numbers = {
+        key: n for n, key in enumerate(dict.fromkeys((c.stage, c.direction) for c in ordered))
+    }
+    return [numbers[call.stage, call.direction] for call in calls]
+
+
+def _kept_by_lists(
+    of_passes: Sequence[int],
+    cycles: Mapping[tuple[int, int], int],
+    micro_batches: int,
+    first: int,
+    last: int,
+) -> int:
+    """The same if IPUs follow lists: the most micro-batches that are between two slots at once.
+
+    Args:
+        of_passes: the slot of each pass.
+        cycles: in which a pass and a micro-batch begin, if each pass takes one.
+    """
+    at = [[i for i, slot in enumerate(of_passes) if slot == wanted] for wanted in (first, last)]
+    if first == last or not all(at):
+        return 1
+    begins, ends = (
+        [pick(cycles[i, m] for i in passes) for m in range(micro_batches)]
+        for pick, passes in zip((min, max), at, strict=True)
+    )
+    return max(sum(a <= cycle <= b for a, b in zip(begins, ends, strict=True)) for cycle in begins)
+
+
 @dataclass(frozen=True, slots=True)
 class StepOrder:
     """The instructions of a step, in order.
@@ -66,6 +104,7 @@ class StepOrder:
         period: instructions of the micro-batches of a period, each micro-batch in program order.
         pipelined: whether each pass of the period works on a micro-batch of its own.
         left: for how many slots each IPU has nothing but weight gradients to do at the end.
+        kept: of how many micro-batches a value is kept at once, from a slot to a later one.
     """
 
     before: tuple[tuple[int, Plain], ...]
@@ -73,6 +112,7 @@ class StepOrder:
     after: tuple[tuple[int, Plain], ...]
     pipelined: bool
     left: dict[int, int]
+    kept: Callable[[int, int], int] = _kept_by_slots
 
     @classmethod
     def of(cls, program: Program) -> "StepOrder":
@@ -85,9 +125,16 @@ class StepOrder:
         calls = calls_of_passes(cut.loop)
         pipelined = program.order == "pipelined" and len({call.ipu for call in calls}) > 1
         of_passes = slots(calls) if pipelined else [0] * len(passes)
+        if program.schedule:
+            of_passes = _turns(calls)
         period = _period(program, cut, passes, of_passes, pipelined=pipelined)
-        left = slots_left(calls) if pipelined else {}
-        return cls(tuple(plain[:start]), tuple(period), tuple(plain[stop:]), pipelined, left)
+        left = slots_left(calls) if pipelined and not program.schedule else {}
+        kept = _kept_by_slots
+        if program.schedule:
+            cycles = listed_cycles(calls, waits_of(calls), program.schedule, cut.micro_batches)
+            kept = partial(_kept_by_lists, of_passes, cycles, cut.micro_batches)
+        before, after = tuple(plain[:start]), tuple(plain[stop:])
+        return cls(before, tuple(period), after, pipelined, left, kept)
 
 
 def _numbered_passes(loop: Sequence[tuple[int, Plain]]) -> list[list[tuple[int, Plain]]]:

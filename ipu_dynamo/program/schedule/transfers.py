@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ipu_dynamo.program import Call
+from ipu_dynamo.program.ir.instructions import Call
 from ipu_dynamo.program.schedule.actions import (
     Action,
     ReceiveValues,
@@ -11,29 +11,19 @@ from ipu_dynamo.program.schedule.actions import (
     SendValues,
     Transfer,
 )
-from ipu_dynamo.program.schedule.schedule import Schedule
-from ipu_dynamo.program.schedule.stage_passes import NO_EXCHANGES, Exchanges, StagePass
+from ipu_dynamo.program.schedule.stage_passes import NO_EXCHANGES, Exchanges
 
 _ROOM = 2  # micro-batches that wait for a reader
 
 
-def with_transfers(
+def plan_transfers(
     calls: Sequence[Call],
     runs: Sequence[Sequence[RunPass]],
     waits: Sequence[Sequence[int]],
     readers: Sequence[Sequence[int]] = (),
     exchanges: Exchanges = NO_EXCHANGES,
-) -> Schedule:
-    """Make a schedule of runs. A worker sends right after a pass, and receives right before one.
-
-    Args:
-        calls: the passes of one micro-batch as calls, in program order.
-        runs: the runs of each worker. All passes of an IPU and replica have one worker.
-        waits: for each call, the earlier calls that must be done before it.
-        readers: for each call, the later calls that must have done the micro-batch two before. So
-            they are at most two micro-batches behind. Empty: no call waits for its readers.
-        exchanges: a call that replicas exchange values before waits for those of all replicas.
-    """
+) -> tuple[tuple[tuple[Action, ...], ...], tuple[Transfer, ...]]:
+    """The actions of workers, and the transfers in them: see `Schedule.of_runs`."""
     worker_of = {(run.index, run.replica): worker for worker, of in enumerate(runs) for run in of}
     values = _values(calls, waits)
     # of each target, and how many micro-batches before
@@ -72,8 +62,7 @@ def with_transfers(
             sends = sent[run.index, run.micro_batch, run.replica]
             actions += [*received[run], run, *sorted(sends, key=lambda send: send.transfer)]
         workers.append(tuple(actions))
-    transfers = (Transfer(*pair, values.get(pair, ())) for pair in pairs)
-    return Schedule(tuple(map(StagePass.of, calls)), tuple(workers), tuple(transfers))
+    return tuple(workers), tuple(Transfer(*pair, values.get(pair, ())) for pair in pairs)
 
 
 def _values(

@@ -29,7 +29,7 @@ from ipu_dynamo.ops.marks.markers import begin_block
 from ipu_dynamo.options import Costs, Strategy
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.traced.stages.even_cut import CutProblem, cut
-from ipu_dynamo.passes.traced.stages.placement import check_size, computes
+from ipu_dynamo.passes.traced.stages.placement import check_size, computes, prepare_order
 
 
 def plan(costs: Costs, crossing: Sequence[int], stages: int, *, again: bool) -> tuple[int, ...]:
@@ -126,7 +126,8 @@ class AutoPartition(Pass):
                 f"the costs are of {len(costs)} operators, and the model has {len(operators)}",
                 hint="measure them for this model: leave strategy.costs out",
             )
-        if self.strategy.kind == "pipelined":
+        named = capture.training and self.strategy.order_name
+        if self.strategy.kind == "pipelined" and not named:
             check_size(stages, stages, self.micro_batches, capture.training)
         together = changed_together(capture, operators) if self.strategy.kind == "pipelined" else []
         inner = {place for of in together for place in of[1:]}
@@ -148,6 +149,7 @@ class AutoPartition(Pass):
         again = self.again and capture.training
         cuts = [begins[cut] for cut in plan(tuple(summed), crossing, stages, again=again)]
         _place(capture, operators, [bisect_right(cuts, i) for i in range(len(operators))])
+        prepare_order(capture, self.strategy, self.micro_batches)
         return True
 
 

@@ -40,6 +40,7 @@ from ipu_dynamo.options import Strategy
 from ipu_dynamo.passes.kit import GraphPass
 from ipu_dynamo.passes.traced.stages.block_places import BlockStages
 from ipu_dynamo.program.schedule.phases import PhaseNumbers
+from ipu_dynamo.program.schedule.pipeline_orders import joins_last, misfit, order_of
 
 # The sort key of stages: number of stage or phase (0 when sharded), and how often the IPU changed
 # before (0 in a pipeline).
@@ -139,7 +140,7 @@ def plan(graph: fx.Graph, strategy: Strategy, variables: Collection[fx.Node] = (
     order = sorted(set(ranks.values())) or [(0, 0)]
     if strategy.keep_stages:
         _check_used(order, strategy)
-    dense = _merge(order, ipus, separate=strategy.phased or strategy.keep_stages)
+    dense = _merge(order, ipus, separate=strategy.phased or strategy.keeps_apart)
     return Placed(
         stages={node: dense[rank] for node, rank in ranks.items()},
         ipus={dense[rank]: ipus.get(rank, 0) for rank in order},
@@ -211,11 +212,30 @@ class Placement(GraphPass):
         placed = plan(capture.graph.graph, self.strategy, _variables(capture) if one_ipu else ())
         if self.strategy.kind == "pipelined" and self.micro_batches is not None:
             num_ipus = max(placed.ipus.values()) + 1
-            check_size(placed.pipeline_stages, num_ipus, self.micro_batches, capture.training)
+            if not (capture.training and self.strategy.order_name):
+                check_size(placed.pipeline_stages, num_ipus, self.micro_batches, capture.training)
         apply(capture, placed, self.strategy)
+        if self.micro_batches is not None:
+            prepare_order(capture, self.strategy, self.micro_batches)
         if one_ipu:
             _check_weights(capture)
         return True
+
+
+def prepare_order(capture: Traced, strategy: Strategy, micro_batches: int) -> None:
+    """Check that stages fit a schedule by name, and whether it does both last passes at once.
+
+    Raises:
+        CompileError: they do not.
+    """
+    name, ipus = strategy.order_name, [ipu for _, ipu in sorted(capture.ipus.items())]
+    if not (name and capture.training):
+        return
+    if (against := misfit(name, ipus, micro_batches)) is not None:
+        problem, hint = against
+        raise CompileError(problem, hint=hint, id="pipeline")
+    order = order_of(name, ipus, micro_batches)
+    capture.separate_last = len(set(ipus)) > 1 and not joins_last(order, len(ipus))
 
 
 def check_size(stages: int, num_ipus: int, micro_batches: int, training: bool) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from ipu_dynamo import BeginBlock, Options, Strategy, compile_inference
 from ipu_dynamo.program import Call
 from ipu_dynamo.program.schedule.planning import pipelined, sequential
-from ipu_dynamo.program.schedule.transfers import with_transfers
+from ipu_dynamo.program.schedule.schedule import Schedule
 
 STASH = {2: [3, 1], 3: [5, 3, 1], 4: [7, 5, 3, 1]}  # PopTorch's table: copies by stage
 
@@ -105,7 +105,7 @@ def test_a_value_is_sent_once_to_each_ipu_that_reads_it():
         call("d", 1, 3, "forward", reads=["j", "h"], makes=["k"]),
         call("e", 2, 4, "forward", reads=["k", "skip"]),
     ]
-    schedule = with_transfers(
+    schedule = Schedule.of_runs(
         calls, pipelined(calls, micro_batches=2).runs, [(), (0,), (0, 1), (0, 2), (0, 3)]
     )
     names = [(t.source, t.target, t.values) for t in schedule.transfers]

@@ -1,13 +1,17 @@
 """Check what a program consists of, and which instructions stand in which of its loops."""
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, get_args
 
 from ipu_dynamo.errors import ProgramError
 from ipu_dynamo.options.replica_groups import ReplicaGroups
-from ipu_dynamo.program.ir.instructions import Repeat
+from ipu_dynamo.options.schedule_order import is_order, read_order
+from ipu_dynamo.options.strategy import Schedule
+from ipu_dynamo.program.ir.instructions import Call, Repeat
 from ipu_dynamo.program.ir.made_names import is_made
 from ipu_dynamo.program.ir.verify.control_flow import check_bodies
+from ipu_dynamo.program.schedule.pipeline_orders import joins_last, misfit, order_of
 from ipu_dynamo.program.schedule.sections import sections
 
 if TYPE_CHECKING:
@@ -70,6 +74,8 @@ def check_loops(program: "Program") -> None:
             raise ProgramError("a loop runs once at least", loop)
         if loop.over == "device_iteration" and loop.order != "sequential":
             raise ProgramError("updates follow one another", loop)
+        if loop.schedule and (loop.order, program.kind) != ("pipelined", "training"):
+            raise ProgramError("only a pipeline for training has a schedule by name", loop)
     cut = sections(program)
     training = program.kind == "training"
     if training != (loops[0].over == "device_iteration"):
@@ -77,6 +83,9 @@ def check_loops(program: "Program") -> None:
         raise ValueError(f"a program for {program.kind} {needs} over device iterations")
     if cut.after and not training:
         raise ProgramError("only the step of a training program has an end", cut.after[0])
+    (loop,) = (loop for loop in loops if loop.over == "micro_batch")
+    if loop.schedule:
+        _check_order(loop, [i for i in cut.loop if isinstance(i, Call)])
     for section, part, where in (
         ("before", cut.before, "before micro-batches"),
         ("loop", cut.loop, "within a micro-batch"),
@@ -85,6 +94,21 @@ def check_loops(program: "Program") -> None:
         for instruction in part:
             if section not in instruction.sections:
                 raise ProgramError(f"this cannot stand {where}", instruction)
+
+
+def _check_order(loop: Repeat, calls: Sequence[Call]) -> None:
+    """Check that calls are those of a schedule by name."""
+    ipus = [ipu for _, ipu in sorted({call.stage: call.ipu for call in calls}.items())]
+    directions = {call.direction for call in calls}
+    if is_order(loop.schedule):
+        read_order(loop.schedule)
+    elif loop.schedule not in get_args(Schedule)[2:]:
+        raise ProgramError(f"no schedule is called {loop.schedule!r}", loop)
+    if (against := misfit(loop.schedule, ipus, loop.count)) is not None:
+        raise ProgramError(against[0], loop)
+    order = order_of(loop.schedule, ipus, loop.count)
+    if "forward_backward" in directions and not joins_last(order, len(ipus)):
+        raise ProgramError("the schedule has the last stage's passes apart", loop)
 
 
 def sharing(groups: ReplicaGroups | None, replicas: int) -> int:
