@@ -1,6 +1,7 @@
 """Run the pages of the user's guide, and write what they show: outputs, and tables of options.
 
-`python -m tests.docs.guide` brings the pages up to date, or those named; the tests compare.
+`python -m tests.docs.guide` brings the pages and the README up to date, or those named; the tests
+compare.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from ipu_dynamo.torch_compile.backend import ipu
 from poptorch.options import table
 from tests.docs.arguments import arguments_table
 from tests.docs.config_fields import fields_table
+from tests.docs.figures import refresh_readme
 from tests.docs.keras_keywords import keywords_table
 from tests.repository.private_names import page_table
 
@@ -147,6 +149,8 @@ def main() -> None:
         if new != text:
             page.write_text(new, encoding="utf-8")
             print(f"changed {page.name}")
+    if "README" in (sys.argv[1:] or "README"):  # its figures are those of the pages
+        refresh_readme()
 
 
 if __name__ == "__main__":

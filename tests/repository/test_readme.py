@@ -9,13 +9,85 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.figures import PICTURE, picture, with_figures
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = re.findall(
     r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.M
 )
 
 
-def test_there_is_one_program_for_each_door():
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FIRST = README.splitlines()[:70]
+ROWS = {
+    cells[0].strip(): re.findall(r"`(.*?)`", cells[1])
+    for line in FIRST
+    if (cells := line.strip("| ").split(" | ")) and len(cells) == 2 and cells[0] != "---"
+}  # the table of what readers write: the code of each row
+FINDS = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x
+model, x = Net(), torch.randn(3, 4)
+expected = model(x).detach()
+"""
+COMPARES = "print((found.detach() - expected).abs().max().item() < 1e-5)"
+COMPLETED = {
+    "a PopTorch program": FINDS + "{0}\nfound = poptorch.inferenceModel(model)(x)\n" + COMPARES,
+    "a PyTorch model": FINDS + "{0}\nfound = model(x)\n" + COMPARES,
+    "a Hugging Face model": FINDS
+    + "from ipu_dynamo.optimum import IPUConfig, parallelize\n{0}\n"
+    + "model = torch.compile(model, backend='ipu')\nfound = model(x)\n"
+    + COMPARES,
+    "a Keras 3 model": """{0}
+{1}
+import numpy
+x = numpy.random.default_rng(0).random((32, 4), "float32")
+def made():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential([keras.layers.Dense(3)])
+expected = made().predict(x, verbose=0)
+{2}
+    found = made().predict(x, verbose=0)
+print(abs(found - expected).max() < 1e-5)
+""",
+}
+
+
+def test_the_first_lines_have_what_a_reader_looks_for():
+    paragraph = " ".join(README.split("\n\n")[1].split())
+    assert len(paragraph.split()) <= 40
+    assert "IPUs, Graphcore's processors" in paragraph
+    (picture,) = re.findall(r"!\[.*?\]\((.*?)\)", "\n".join(FIRST))
+    assert (ROOT / picture).is_file()
+    assert [*ROWS] == ["You have", *COMPLETED]
+    assert all(any(command in line for line in FIRST) for command in ("make run", "make test"))
+    assert not re.findall(r"\bdoors?\b|virtual IPU|machine model", README)
+
+
+def test_figures_are_those_of_the_pages_and_the_picture_that_of_the_code():
+    assert with_figures(README) == README, "`python -m tests.docs.guide README` writes them"
+    assert PICTURE.read_text(encoding="utf-8") == f"{picture()}\n"
+
+
+@pytest.mark.parametrize("has", COMPLETED)
+def test_what_readers_write_computes_what_the_plain_model_does(has, tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(COMPLETED[has].format(*ROWS[has]), encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "IPU_DYNAMO_ENGINE": "eager"}
+    run = subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True)
+    assert run.stdout == "True\n", run.stderr
+
+
+def test_there_is_one_program_for_each_front_end():
     assert ['backend="ipu"' in program for program in PROGRAMS] == [True, False]
     assert ["import poptorch" in program for program in PROGRAMS] == [False, True]
 
