@@ -42,7 +42,6 @@ def enforce_memory(program: Program, machine: str | None) -> None:
         noted_warnings.warn(
             f"the program may not fit on {prediction.system}: the fullest tile of IPU "
             f"{verdict.ipu} needs {low} to {high}, and has {byte_text(verdict.limit)}",
-            stacklevel=2,
         )
         return
     largest = [

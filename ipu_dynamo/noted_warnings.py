@@ -1,9 +1,12 @@
 """Warn users, and keep the warnings of a compilation to be looked at later."""
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+
+from ipu_dynamo.errors import is_library
 
 _noted: ContextVar[list[str] | None] = ContextVar("ipu_dynamo_noted_warnings", default=None)
 
@@ -19,8 +22,11 @@ def noting() -> Iterator[list[str]]:
         _noted.reset(token)
 
 
-def warn(text: str, *, stacklevel: int = 1) -> None:
-    """Warn as `warnings.warn` does; the innermost `noting` block keeps the text."""
+def warn(text: str) -> None:
+    """Warn of the innermost line of the user's that led here; `noting` around it keeps the text."""
     if (texts := _noted.get()) is not None:
         texts.append(text)
-    warnings.warn(text, stacklevel=stacklevel + 1)
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and is_library(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)

@@ -149,3 +149,14 @@ def test_a_conversion_says_where_nodes_went(engine, folder, capsys, monkeypatch)
 def test_a_function_of_numpy_without_its_module_is_told_its_name(folder, capsys):
     words = ["run", "--dir", "table", *SERVE, "--input_exprs", "ids=random.randint(3,size=(2,))"]
     assert last_line(capsys, *words, status=1).endswith("write np.random.randint")
+
+
+def test_a_warning_is_at_the_line_of_the_user(monkeypatch):
+    monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")
+
+    def broken(x):
+        return x * 2 if x.sum().item() > 0 else x
+
+    with pytest.warns(UserWarning, match="PyTorch breaks the graph") as caught:
+        torch.compile(broken, backend="ipu")(torch.ones(2))
+    assert caught[0].filename == __file__

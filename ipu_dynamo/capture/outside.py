@@ -115,7 +115,6 @@ def warn(outside: Sequence[OutsideTensor]) -> None:
             noted_warnings.warn(
                 f"{one} is neither an input, a parameter nor a buffer; its present value becomes a "
                 f"constant of the program\n  from: {one.where}",
-                stacklevel=2,
             )
 
 

@@ -28,5 +28,4 @@ def draws_reported() -> Iterator[None]:
             "forward draws random numbers of Python or NumPy, which become constants of the "
             "program: every call uses the numbers of this one; draw them with torch, or outside of "
             "the model and pass them as an input",
-            stacklevel=2,
         )

@@ -161,7 +161,6 @@ def restore_attributes(before: Sequence[tuple[str, dict[str, Any], dict[str, Any
                     f"forward keeps a tensor in {full}, where a program leaves no value: it is as "
                     f"before, and each call of the program finds it so\n  from: {origin_of(value)}"
                     f"\n  try:  return the tensor, or copy_ into a buffer",
-                    stacklevel=2,
                 )
                 if name in earlier:
                     held[name] = earlier[name]

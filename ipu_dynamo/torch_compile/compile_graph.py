@@ -286,7 +286,7 @@ def _fall_back(
     if options.fallback == "error":
         raise error
     if options.fallback == "warn":
-        noted_warnings.warn(f"PyTorch runs a graph itself: {error}", stacklevel=2)
+        noted_warnings.warn(f"PyTorch runs a graph itself: {error}")
     return plain.forward
 
 

@@ -62,13 +62,11 @@ def tell_of_break(gm: fx.GraphModule, markers: Sequence[fx.Node]) -> None:
             "DistributedDataParallel cuts the graph at its buckets, so that gradients are sent "
             f"while others are computed: each part is a program. {ends}"
             "torch._dynamo.config.optimize_ddp = False keeps the graph whole.",
-            stacklevel=2,
         )
         return
     noted_warnings.warn(
         f"PyTorch breaks the graph at {line} ({why}). What is there runs in plain PyTorch. {ends}"
         f"{captured}Compile with fullgraph=True to see the reason in full.",
-        stacklevel=2,
     )
 
 
@@ -105,5 +103,4 @@ def tell_of_swallowed_errors() -> None:
         noted_warnings.warn(
             "torch._dynamo.config.suppress_errors is set: where ipu_dynamo raises an error, "
             "PyTorch hides it and runs the model itself",
-            stacklevel=2,
         )

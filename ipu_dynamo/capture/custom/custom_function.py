@@ -99,7 +99,6 @@ def _checkpointed(run_function: Callable[..., Any], _preserves: bool, *given: An
             f"no argument of this checkpoint needs a gradient, so that plain PyTorch would train "
             f"nothing within it ({called_from()}); the program trains it, as with "
             f"use_reentrant=False, which says the same to both",
-            stacklevel=2,
         )
     return results
 

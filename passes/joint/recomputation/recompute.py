@@ -179,6 +179,5 @@ def _within(capture: Joint, stages: range, open_: range, saved: set[fx.Node], bu
         noted_warnings.warn(
             f"recompute_budget is {budget} bytes, and a micro-batch needs {least} even if all that "
             f"can be is computed again",
-            stacklevel=2,
         )
     return plan(graph, stages, saved | kept)

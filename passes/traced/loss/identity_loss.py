@@ -105,7 +105,6 @@ class IdentityLoss(Pass):
                 f"training minimises %{final[0].name} ({source_line(final[0])}), and not the "
                 f"returned %{result.name} ({source_line(result)}), which is computed from it; to "
                 f'minimise that, return identity_loss(value, "none") of it, or name it: loss=...',
-                stacklevel=2,
             )
         return final[0]
 
