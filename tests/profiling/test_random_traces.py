@@ -29,7 +29,7 @@ def cases(draw):
     return Case(recipe, placement, options, 1, 1, training, draw(st.sampled_from(OPTIMIZERS)))
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(3)
 @given(cases())
 def test_recorded_programs_have_the_bits_of_others(case):
     plain = case.run()

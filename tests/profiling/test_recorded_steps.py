@@ -28,7 +28,8 @@ from tests.ranks.struck import Training
 ACCUMULATION, REPLICAS, ITERATIONS = 4, 2, 2
 OWN_FILES = {module.__file__ for module in (recording, call_timeline, timed)}
 REPLAYED = pytest.param("replayed", marks=pytest.mark.inductor)
-FORMS = ["pipelined", "sharded", "side by side", "fused", REPLAYED, "inference"]
+SHARDED = pytest.param("sharded", marks=pytest.mark.slow)
+FORMS = ["pipelined", SHARDED, "side by side", "fused", REPLAYED, "inference"]
 OPTIONS = {
     "pipelined": {
         "strategy": Strategy("pipelined"),
