@@ -245,7 +245,7 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
         """
         with job(f"compiling {model_name(self.model)}", show=self.options.progress):
             self.prepare(*args, **kwargs)
-            self.executable.finish_compiling()
+            self.finish_compiling()
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Do what the first call with arguments like these would do before it runs its steps.
@@ -253,6 +253,13 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
         With `start="now"` functions may not be compiled yet. Else it does what `compile` does.
         """
         self._compile(self._read(args, kwargs))
+
+    def finish_compiling(self) -> None:
+        """Wait until compiled functions run the next steps, or cannot, with `start="now"`."""
+        if self.executable.is_waiting:
+            title = f"compiling {model_name(self.model)} in another process"
+            with job(title, show=self.options.progress):
+                self.executable.finish_compiling()
 
     def __call__(self, *args: Any, on_send: OnSend | None = None, **kwargs: Any) -> Any:
         """Run one call: `device_iterations` steps, or micro-batches when not training.
@@ -484,6 +491,8 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
             lambda: executable.host_plan,
             lambda: executable.ipu_schedule,
         )
+        if self._executable is not None:
+            self._executable.stop_compiling()
         warned = set() if self._inputs is None else self._inputs.warned
         self._inputs = CallInputs(compiled.program, compiled.input_names, self.options, warned)
         self._anchored = {}

@@ -115,7 +115,7 @@ class PoplarExecutor(
         def compile_() -> None:
             self._compile(bind(self._parameters, args, kwargs))
             assert self._core is not None
-            self._core.executable.finish_compiling()
+            self._core.finish_compiling()
 
         self._weights.lock.run(compile_)
 
@@ -158,6 +158,8 @@ class PoplarExecutor(
             self.copyWeightsToHostIfNeeded()
             if self._update is not None:
                 self._update.connect(None)
+            if self._core is not None:
+                self._core.executable.stop_compiling()
             self._core = self._adapter = self._expected = self._executable = None
             self._anchors = self._predicted = None
             self._weights.disconnect()

@@ -23,7 +23,7 @@ from ipu_dynamo.program.ir.verify.program import verify
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.runtime.engines.engines import Engine
-from ipu_dynamo.runtime.engines.pending_code import OnlyHere
+from ipu_dynamo.runtime.engines.pending_code import EngineFailed, OnlyHere
 from ipu_dynamo.runtime.execute.bound_form import (
     BoundForm,
     Surroundings,
@@ -216,7 +216,7 @@ class Executable:
             reason = "from the first step on; compiled functions follow at the beginning of a call"
             self._start = Decision(START, EAGER, reason)
         else:
-            reason = "from the first step on; their code was kept"
+            reason = "from the first step on; there was nothing to compile"
             self._start = Decision(START, COMPILED, reason)
 
     def _take_over(self, hyperparameters: Hyperparameters = ()) -> None:
@@ -234,7 +234,7 @@ class Executable:
             old = self._looped
             others = [] if old is None else [variant.host for variant in old.variants.all[1:]]
             bound = later.bound(hyperparameters, others)
-        except Exception as error:
+        except EngineFailed as error:
             self._later, reason = None, f"from the first step on; the engine failed: {error}"
             self._start = Decision(START, EAGER, reason.partition("\n")[0])
             log.warning("steps run operator by operator, as the engine failed:\n%s", error)
@@ -254,6 +254,17 @@ class Executable:
                     self._looped.go_on_from(old)
             self._later, reason = None, f"from step {first} on; operator by operator before it"
             self._start = Decision(START, COMPILED, reason)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether another process compiles the functions of later steps; see `meanwhile`."""
+        return self._later is not None
+
+    def stop_compiling(self) -> None:
+        """End the process that compiles functions for it; the form that runs goes on for good."""
+        if self._later is not None:
+            self._later.stop()
+            self._later = None
 
     def finish_compiling(self) -> None:
         """Wait until compiled functions run the next steps, or cannot; see `meanwhile`.

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -52,6 +53,11 @@ class LaterForm:
         with compile_lock():  # `bound` does not wait for it
             pass
 
+    def stop(self) -> None:
+        """End the process that compiles."""
+        if self._pending is not None and self._process == os.getpid():
+            self._pending.stop()
+
     def bound(
         self, hyperparameters: Hyperparameters, others: Sequence[HostProgram]
     ) -> BoundForm | None:
@@ -63,6 +69,7 @@ class LaterForm:
 
         Raises:
             EngineFailed: its functions cannot be compiled.
+            IpuError: a pass refuses these hyperparameters.
         """
         lock = compile_lock()
         if not lock.acquire(blocking=False):  # its holder may wait for the end of this call
@@ -76,18 +83,24 @@ class LaterForm:
     def _bound(
         self, hyperparameters: Hyperparameters, others: Sequence[HostProgram]
     ) -> BoundForm | None:
-        own = self._process == os.getpid()
+        own, elsewhere = self._process == os.getpid(), True
         try:
             if own and self._pending is not None and not self._pending.ready():
                 return None
-            # a forked process begins anew: the one that compiles works for another process
-            self._specialise(hyperparameters or self._hyperparameters, others)
-            self._ask()
         except OnlyHere:
-            self._pending = None  # they are compiled here, and now
-        if self._pending is not None:
-            return None
-        return bind_form(self._inputs, self._common, self._hyperparameters)
+            elsewhere = False
+        # a forked process begins anew: the one that compiles works for another process
+        self._specialise(hyperparameters or self._hyperparameters, others)
+        try:
+            self._pending = None
+            if elsewhere:
+                with suppress(OnlyHere):
+                    self._ask()
+            if self._pending is not None:
+                return None
+            return bind_form(self._inputs, self._common, self._hyperparameters)
+        except Exception as error:
+            raise EngineFailed(str(error)) from error
 
     def _specialise(self, hyperparameters: Hyperparameters, others: Sequence[HostProgram]) -> None:
         """Become the form for other hyperparameters, and for further traced updates."""

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,9 +20,10 @@ from ipu_dynamo import (
     compile_inference,
     compile_training,
 )
-from ipu_dynamo.errors import ExecutionError, OptionError
+from ipu_dynamo.errors import CompileError, ExecutionError, OptionError
 from ipu_dynamo.options.loss_scaling import AutomaticLossScaling
 from ipu_dynamo.options.options import START
+from ipu_dynamo.runtime.engines.pending_code import OnlyHere
 from ipu_dynamo.saved.options_json import read_options, write_options
 from ipu_dynamo.saved.refusal import SavedProgramError
 from ipu_dynamo.testing import assert_same_bits
@@ -333,6 +335,37 @@ def test_functions_that_only_this_process_can_compile_come_first(monkeypatch, ca
     assert "it has mylib::f" in str(step.executable.host_program)
 
 
+def test_functions_are_compiled_here_if_another_process_would_make_other_code(monkeypatch):
+    step, engine, calls = started(monkeypatch, "traced")
+    alone, _, _ = started(monkeypatch, "traced", engine, engine="eager", start="compiled")
+    for x in calls[:3]:
+        assert_same_bits(step(x), alone(x))
+    variants = len(step.executable.other_updates)
+    assert variants
+    engine.failure = OnlyHere("settings")
+    for x in calls[3:]:
+        torch.testing.assert_close(step(x), alone(x))
+    assert engine.compiled
+    assert step.executable.host_program.plan.engine == "inductor"
+    assert len(step.executable.other_updates) == variants
+
+
+def test_errors_of_passes_are_raised(monkeypatch):
+    step, engine, calls = started(monkeypatch, "fused")
+    step(calls[0])
+    engine.let_go.set()
+
+    def refuse(*_):
+        raise CompileError("a pass refuses it")
+
+    later = step.executable._later
+    monkeypatch.setattr(later, "_inputs", replace(later._inputs, fuse_again=refuse))
+    step._link.optimizer.param_groups[0]["weight_decay"] = 0.0
+    for _ in range(2):
+        with pytest.raises(CompileError, match="a pass refuses it"):
+            step(calls[1])
+
+
 def test_an_operator_of_others_is_such_a_reason():
     """Its process alone has it, and the key of the code cannot name what it computes."""
     with torch.library._scoped_library("start_now_test", "DEF") as library:
@@ -355,7 +388,10 @@ def test_a_new_program_drops_the_one_that_waits(monkeypatch):
     alone, _, _ = started(monkeypatch, "fused", engine, engine="eager", start="compiled")
     for each in (step, alone):
         each(calls[0])
+    pending = step.executable._later._pending
+    for each in (step, alone):
         each.prepare(calls[1][:4])
+    assert pending.stopped
     assert_same_bits(step(calls[1][:4]), alone(calls[1][:4]))
     assert engine.compiled == 0
     engine.let_go.set()
