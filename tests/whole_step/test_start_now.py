@@ -23,7 +23,7 @@ from ipu_dynamo import (
 from ipu_dynamo.errors import CompileError, ExecutionError, OptionError
 from ipu_dynamo.options.loss_scaling import AutomaticLossScaling
 from ipu_dynamo.options.options import START
-from ipu_dynamo.runtime.engines.pending_code import OnlyHere
+from ipu_dynamo.runtime.engines.pending_code import OnlyHere, begin_compiling
 from ipu_dynamo.saved.options_json import read_options, write_options
 from ipu_dynamo.saved.refusal import SavedProgramError
 from ipu_dynamo.testing import assert_same_bits
@@ -119,8 +119,18 @@ def resumed(monkeypatch, form, step, **options):
     return other
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form",
+    [
+        "fused",
+        "pipeline",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in FORMS
+            if name not in ("fused", "pipeline")
+        ),
+    ],
+)
 def test_four_calls_run_operator_by_operator_and_the_next_one_compiled(monkeypatch, form):
     step, engine, calls = started(monkeypatch, form)
     alone, _, _ = started(monkeypatch, form, engine, engine="eager", start="compiled")
@@ -366,7 +376,7 @@ def test_errors_of_passes_are_raised(monkeypatch):
             step(calls[1])
 
 
-def test_an_operator_of_others_is_such_a_reason():
+def test_an_operator_of_others_is_such_a_reason(monkeypatch):
     """Its process alone has it, and the key of the code cannot name what it computes."""
     with torch.library._scoped_library("start_now_test", "DEF") as library:
         library.define("double(Tensor x) -> Tensor")
@@ -376,6 +386,8 @@ def test_an_operator_of_others_is_such_a_reason():
         def model(x):
             return torch.ops.start_now_test.double(x) + 1
 
+        engine = start_now.use(monkeypatch, HeldEngine())
+        engine.begin = begin_compiling
         run = compile_inference(model, Options("inductor", start="now"))
         x = torch.randn(3)
         torch.testing.assert_close(run(x), model(x))
