@@ -35,6 +35,7 @@ PAGES = sorted(FOLDER.glob("*.md"))
 _PROGRAM = re.compile(
     r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<shown>.*?)^```\n)?", re.DOTALL | re.M
 )
+_PICTURE = re.compile(r"^!\[[^\]]*\]\(([\w.]+)\)$", re.M)
 _TABLE = re.compile(
     r"(<!-- options: (?P<which>\w+) -->\n).*?(<!-- end of options -->\n)", re.DOTALL
 )
@@ -139,12 +140,19 @@ def _module(name: str, folder: Path, programs: list[str]) -> Iterator[tuple[type
         del sys.modules[name]
 
 
+def pictures_of(text: str) -> list[str]:
+    """The pictures of a page, which its programs write."""
+    return _PICTURE.findall(text)
+
+
 def main() -> None:
     os.environ["IPU_DYNAMO_ENGINE"] = "eager"
     for page in (page for page in PAGES if page.stem in (sys.argv[1:] or page.stem)):
         text = page.read_text(encoding="utf-8")
         with tempfile.TemporaryDirectory() as folder:
             new = refreshed(text, page.stem, Path(folder))
+            for picture in pictures_of(text):
+                (FOLDER / picture).write_bytes((Path(folder) / picture).read_bytes())
         torch._dynamo.reset()
         if new != text:
             page.write_text(new, encoding="utf-8")

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.docs.guide import FOLDER, PAGES, refreshed
+from tests.docs.guide import FOLDER, PAGES, pictures_of, refreshed
 
 ROOT = FOLDER.parent
 TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
@@ -21,6 +21,8 @@ def test_programs_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
     text = TEXTS[page.name]
     hint = "`python -m tests.docs.guide` writes what it should be"
     assert refreshed(text, page.stem, tmp_path) == text, hint
+    for picture in pictures_of(text):
+        assert (tmp_path / picture).read_text() == (FOLDER / picture).read_text(), hint
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, note
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -82,7 +82,8 @@ def cases(draw, *, least=1, most=6):
     return name, [*range(size)] * rounds, count
 
 
-@pytest.mark.quick(20)
+@settings(max_examples=300)
+@pytest.mark.quick(12)
 @given(
     case=cases(),
     replicas=st.integers(1, 2),
