@@ -180,7 +180,8 @@ def cases(draw):
     layers += draw(st.lists(layer, min_size=1, max_size=3))
     stages = sum(one.new_stage for one in layers[1:]) + 1
     pipelined = stages > 1 and draw(st.booleans())
-    schedule = draw(st.sampled_from(["grouped", "zero_bubble"])) if pipelined else "grouped"
+    names = ["grouped", "zero_bubble", "gpipe", "1f1b", "zb_h1"] if pipelined else ["grouped"]
+    schedule = draw(st.sampled_from(names))
     options = {
         "replicas": replicas,
         "gradient_accumulation": draw(st.sampled_from([1, 3])) + 2 * pipelined * stages,
