@@ -62,9 +62,16 @@ def _small_decoder() -> Training:
     return Training(model, adamw, texts(256, 4, 32), 4)
 
 
+def _residual() -> Training:
+    model = models.residual(*range(8, 72, 4))
+    stages = tuple(f"layers.{first}" for first in range(0, 16, 2))
+    return classifying(model, 4, 16, 1, 8, 8, optimizer=adamw, accumulation=16, stages=stages)
+
+
 TRAININGS: dict[str, Callable[[], Training]] = {
     "digits": _digits,
     "other": _other,
+    "residual": _residual,
     "mlp": partial(mlp_784, 32, 1),
     "language_model": language_model,
     "decoder": _small_decoder,
@@ -133,6 +140,7 @@ CASES = {
     "language_model": FirstCall("language_model"),
     "encoder_6": FirstCall("encoder_6"),
     "encoder_48": FirstCall("encoder_48"),
+    "residual": FirstCall("residual", on_request=True),
     "cold_start": FirstCall("decoder", None, _DOORS, _BY_INDUCTOR),
     "warm_start": FirstCall("decoder", "decoder", _DOORS, _BY_INDUCTOR),
     **{

@@ -209,6 +209,27 @@ def small_images() -> WithLoss:
     return WithLoss(*lower, *upper, nn.Linear(32 * 4 * 4, CLASSES))
 
 
+class Residual(nn.Module):
+    """Two convolutions with batch norms, next to a convolution of one place."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(before, after, 3, padding=1, bias=False)
+        self.second = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm2d(after), nn.BatchNorm2d(after)
+        self.short = nn.Conv2d(before, after, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm2(self.second(F.relu(self.norm1(self.first(x)))))
+        return F.relu(y + self.short(x))
+
+
+def residual(*widths: int) -> WithLoss:
+    """Residual blocks for images of 8 x 8, no two of them equal."""
+    blocks = (Residual(*pair) for pair in pairwise((1, *widths)))
+    return WithLoss(*blocks, nn.Flatten(), nn.Linear(widths[-1] * 8 * 8, CLASSES))
+
+
 def encoder(layers: int, width: int) -> WithLoss:
     """Equal layers between two linear ones, on `[batch, length, width]`."""
     between = (Layer(width) for _ in range(layers))

@@ -59,3 +59,7 @@ FEWEST_BLOCKS = 4  # of rows of a loss, unless fewer were asked for
 # To read the headers takes as long as to compile 20 kernels; a file with more than these gives
 # other cores something to do, and bounds a compiler's memory.
 KERNELS_IN_A_UNIT = 64
+# A further process takes 4 s of a core to import PyTorch and Inductor. With so much lowering for
+# each of them, all processes take at most 1.15 of one's processor time: see docs/compiled_code.md.
+LOWERING_AN_OPERATOR = 0.016  # seconds
+WORTH_A_PROCESS = 16.0  # seconds of lowering

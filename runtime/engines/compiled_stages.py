@@ -4,14 +4,13 @@ import logging
 import pickle
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.locks import compile_lock
@@ -20,13 +19,14 @@ from ipu_dynamo.program import Function
 from ipu_dynamo.program.recipe import FunctionRecipe
 from ipu_dynamo.progress import begin, code_comes_from
 from ipu_dynamo.runtime.engines.kernel_units import compile_kernels
+from ipu_dynamo.runtime.engines.lowering_job import load_lowered, lower
+from ipu_dynamo.runtime.engines.lowering_pool import LoweringPool
 from ipu_dynamo.runtime.engines.private.inductor import (
     InductorError,
     Lowered,
     MachineCode,
     inductor_folder,
     load_artifact,
-    lower_artifact,
 )
 from ipu_dynamo.runtime.engines.private.promised_kernels import Promise
 from ipu_dynamo.tune.artifact_store import CACHE_DIR, StageArtifact, open_store
@@ -61,8 +61,14 @@ class MachineCodes:
         if self._store:
             self._store.remove_abandoned()
         self._lowered: dict[str | int, tuple[FunctionRecipe, Lowered]] = {}
+        self._ahead: dict[str | int, Lowered] = {}  # before they were asked for
         self._failed: set[str | int] = set()
         self.problems: dict[str, str] = {}
+        self._pool: LoweringPool | None = None
+
+    def begin(self, recipes: Iterable[FunctionRecipe]) -> None:
+        """Lower recipes in further processes if that is worth it; `code_of` is asked for them."""
+        self._pool = LoweringPool.worth_it(filter(self._is_new, recipes))
 
     def code_of(self, recipe: FunctionRecipe) -> MachineCode | None:
         """The code of a recipe, whose kernels may still have to be compiled.
@@ -78,7 +84,7 @@ class MachineCodes:
             _memory[key] = code
             return _counted("disk", function, code)
         try:
-            lowered = _lower(recipe)
+            lowered = self._lower(recipe)
         except InductorError as error:
             self._fails(recipe, "Inductor fails on its graph", str(error))
             log.debug("@%s", function.name, exc_info=error)
@@ -88,6 +94,7 @@ class MachineCodes:
 
     def complete(self) -> None:
         """Compile the kernels of everything that was lowered, and keep it."""
+        self.close()
         promises = [
             kernel
             for _, lowered in self._lowered.values()
@@ -105,6 +112,33 @@ class MachineCodes:
             elif recipe.key:
                 _memory[recipe.key] = lowered.code
                 self._keep(recipe.key, lowered)
+
+    def close(self) -> None:
+        """End the further processes."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def _is_new(self, recipe: FunctionRecipe) -> bool:
+        key = recipe.key
+        return key is not None and key not in _memory and not (self._store and self._store.has(key))
+
+    def _lower(self, recipe: FunctionRecipe) -> Lowered:
+        """Lower a recipe, or take it from a process. While that is at it, lower others here."""
+        key, pool = recipe.key, self._pool
+        if ahead := self._ahead.pop(_name(recipe), None):
+            return ahead
+        if key is None or pool is None or pool.begin(key):
+            return lower(recipe)
+        while pool.is_begun(key) and (other := pool.begin()):
+            with suppress(InductorError):  # it comes again when this recipe is asked for
+                self._ahead[_name(other)] = lower(other)
+        if saved := pool.made(key):
+            try:
+                return load_lowered(saved, recipe)
+            except _STALE as error:
+                log.debug("@%s is lowered here: %s", recipe.function.name, error)
+        return lower(recipe)
 
     @property
     def some_failed(self) -> bool:
@@ -163,8 +197,11 @@ class MachineCodes:
 
 
 @contextmanager
-def machine_codes() -> Iterator[MachineCodes]:
+def machine_codes(recipes: Iterable[FunctionRecipe] = ()) -> Iterator[MachineCodes]:
     """Compile the requests of the block together; other threads that compile wait.
+
+    Args:
+        recipes: that the block will ask for, as far as they are known.
 
     Raises:
         IpuError: no file can be written for the compiler.
@@ -173,6 +210,7 @@ def machine_codes() -> Iterator[MachineCodes]:
         codes = MachineCodes()
         try:
             with inductor_folder(codes._store.scratch if codes._store else None):
+                codes.begin(recipes)
                 yield codes
                 codes.complete()
         except OSError as error:  # a full disk, a folder that may only be read
@@ -180,6 +218,8 @@ def machine_codes() -> Iterator[MachineCodes]:
                 f"what is compiled cannot be written: {error}\n"
                 f"  try:  free some space, or set {CACHE_DIR} to another folder"
             ) from error
+        finally:
+            codes.close()
 
 
 def is_in_memory(key: str) -> bool:
@@ -195,23 +235,6 @@ def forget() -> None:
 
 def _name(recipe: FunctionRecipe) -> str | int:
     return recipe.key or id(recipe)
-
-
-def _lower(recipe: FunctionRecipe) -> Lowered:
-    function = recipe.lowered
-    examples = [
-        torch.zeros(()).new_empty(0) if value is None else _example(value)
-        for value in (n.meta["val"] for n in function.graph.graph.find_nodes(op="placeholder"))
-    ]
-    settings, results = dict(recipe.settings), len(function.outputs)
-    return lower_artifact(function.graph, examples, settings, results)
-
-
-def _example(value: Tensor) -> Tensor:
-    """A real tensor with the layout of a fake one."""
-    return torch.empty_strided(
-        value.shape, value.stride(), dtype=value.dtype, device=value.device
-    ).zero_()
 
 
 def _counted(origin: Origin, function: Function, code: MachineCode) -> MachineCode:

@@ -110,7 +110,7 @@ def _compiled_together(recipes: Sequence[FunctionRecipe]) -> list[Stage]:
         machine_codes,  # Inductor: a second to import
     )
 
-    with machine_codes() as codes:
+    with machine_codes(leaf for recipe in recipes for leaf in recipe.compiled_parts) as codes:
         stages = _each(recipes, partial(_compiled, codes=codes))
     if codes.some_failed:
         return [_compiled(recipe, codes) for recipe in recipes]

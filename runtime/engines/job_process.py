@@ -118,8 +118,13 @@ class JobProcess:
             raise JobFailed(*failure)
         return pickle.loads(result)
 
+    def kill(self) -> None:
+        """End the process now. Any thread may call this; one that waits gets `ProcessDied`."""
+        if os.getpid() == self._owner:
+            self._process.kill()
+
     def stop(self) -> None:
-        """End the process now."""
+        """End the process now, and wait for its end."""
         self._end()
 
     def _talk(self, step: Callable[[], Any]) -> Any:

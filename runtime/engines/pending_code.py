@@ -8,20 +8,18 @@ from a run of the program before.
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, fx
 
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.deferred_signals import DeferredSignals
 from ipu_dynamo.ops.private.locks import fork_safe_lock
 from ipu_dynamo.program.recipe import FunctionRecipe
-from ipu_dynamo.program.text.program_text import record_text
 from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.engines.job_process import CannotStart, JobFailed, JobProcess, ProcessDied
 from ipu_dynamo.runtime.engines.replay.native_library import library_is_kept
+from ipu_dynamo.runtime.engines.sent_functions import SentFunctions, can_be_sent
 from ipu_dynamo.tune.artifact_store import CACHE_DIR, open_store
 
 JOB = "ipu_dynamo.runtime.engines.compile_job:compile_functions"
-FIRST = "function"  # the line before the text of one
 _LOOK = 0.2  # seconds between two looks of a waiting thread
 
 
@@ -52,16 +50,7 @@ class PendingCode:
         self._lock = fork_safe_lock()
         self._failure: Exception | None = None
         self._complete = False
-        message = {
-            "functions": {
-                key: (record_text(recipe.lowered, FIRST), recipe.settings)
-                for key, recipe in recipes.items()
-            },
-            "replays": replays,
-            "threads": torch.get_num_threads(),
-            "precision": torch.get_float32_matmul_precision(),
-            "deterministic": torch.are_deterministic_algorithms_enabled(),
-        }
+        message = SentFunctions.of(recipes.values()), replays
         try:
             self._process = JobProcess()
             self._process.ask(JOB, message)
@@ -97,19 +86,13 @@ class PendingCode:
         try:
             other, failed = self._process.answer()
             if other:
-                self._failure = OnlyHere("Inductor's settings or passes are those of this process")
+                self._failure = OnlyHere("Inductor has passes that only this process has")
             elif failed:
                 self._failure = EngineFailed("\n".join(f"@{n}: {t}" for n, t in failed.items()))
         except (JobFailed, ProcessDied) as error:
             self._failure = EngineFailed(str(error))
         self._complete = self._failure is None
         self._process.stop()
-
-
-def _inputs(recipe: FunctionRecipe) -> list[fx.Node]:
-    """The tensors that a function takes."""
-    placeholders = recipe.lowered.graph.graph.find_nodes(op="placeholder")
-    return [node for node in placeholders if isinstance(node.meta["val"], Tensor)]
 
 
 def begin_compiling(recipes: Sequence[FunctionRecipe]) -> PendingCode | None:
@@ -130,7 +113,7 @@ def begin_compiling(recipes: Sequence[FunctionRecipe]) -> PendingCode | None:
         name = leaf.function.name
         if leaf.key is None:
             raise OnlyHere(f"@{name} has operators, or Inductor passes, that only this process has")
-        if not all(n.meta["val"].device.type == "cpu" for n in _inputs(leaf)):
+        if not can_be_sent(leaf):
             raise OnlyHere(f"@{name} does not run on the CPU")
     missing = {
         leaf.key: leaf

@@ -203,7 +203,7 @@ def test_a_program_runs_where_inductor_fails(folder, monkeypatch, caplog):
     def fails(*arguments, **settings):
         raise compiled_stages.InductorError(AssertionError("no index"), None)
 
-    monkeypatch.setattr(compiled_stages, "lower_artifact", fails)
+    monkeypatch.setattr(compiled_stages, "lower", fails)
     with caplog.at_level(logging.DEBUG, logger="ipu_dynamo"):
         torch.testing.assert_close(computed(), several(X))
     assert "runs on the eager engine, operator by operator: Inductor fails" in caplog.text
