@@ -76,6 +76,9 @@ class Faulty:
         self.original, self.fault = original, fault
         self.name, self.level = original.name, original.level
 
+    def applies(self, model, contents):
+        return True
+
     def __call__(self, model):
         result = self.original(model)
         after = model if isinstance(result, bool) else result
