@@ -37,9 +37,10 @@ def inspect(x: Any) -> Inspection:
     if (give := getattr(type(x), "__ipu_inspect__", None)) is not None:
         seen: Inspection = give(x)
         return seen
-    if not callable(x):
+    if not callable(x) or isinstance(x, type):
+        what = f"the class {x.__name__}" if isinstance(x, type) else f"a {type(x).__name__}"
         raise InputError(
-            f"inspect takes a compiled model, and not a {type(x).__name__}",
+            f"inspect takes a compiled model, and not {what}",
             hint="give a function, a module, or what compile_training or load returned",
         )
     return captured(x)

@@ -1,7 +1,7 @@
 """Explain what becomes of a model that has no program yet, without changing it."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,16 +64,26 @@ def _explained(
     x: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any], options: object
 ) -> Inspection:
     records: list[GraphRecord] = []
+    hold: Callable[[Iterable[Any]], None]
 
     def backend(gm: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         records.append(GraphRecord())
-        return compile_readably(gm, examples, options, record=records[-1])
+        run = compile_readably(gm, examples, options, record=records[-1])
+
+        def run_graph(*arguments: Any) -> Any:
+            hold(arguments)  # also what a function closes over
+            return run(*arguments)
+
+        return run_graph
 
     own, named = _copies(inputs), _copies(kwargs)
-    with _left_as_it_was(x), skipped_frames() as skipped, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what they say is in the explanation
-        with compiled_anew(x, backend) as run:
-            run(*own, **named)
+    with (
+        _left_as_it_was(x) as hold,
+        skipped_frames() as skipped,
+        warnings.catch_warnings(action="ignore"),  # what they say is in the explanation
+        compiled_anew(x, backend) as run,
+    ):
+        run(*own, **named)
     failures = CompiledFrames(x).failures
     placed = {failure.reason for failure in failures}
     reasons = (text.partition("\n")[0] for text in skipped)
@@ -88,21 +98,36 @@ def _copies(tree: Any) -> Any:
 
 
 @contextmanager
-def _left_as_it_was(model: object) -> Iterator[None]:
-    """Put back what a call changes in a module: tensors, attributes, torch's random numbers."""
+def _left_as_it_was(model: object) -> Iterator[Callable[[Iterable[Any]], None]]:
+    """Put back what a call changes, also if it fails: tensors and attributes of a module, torch's
+    random numbers. Gives a function that adds tensors from elsewhere."""
     owner = getattr(model, "__self__", model)
     modules = [*owner.modules()] if isinstance(owner, nn.Module) else []
-    held = [t for module in modules[:1] for t in (*module.parameters(), *module.buffers())]
-    before = [tensor.detach().clone() for tensor in held]
-    kept = ("_parameters", "_buffers", "_modules")
-    attributes = [(vars(module), dict(vars(module))) for module in modules]
-    registered = [(vars(m)[name], dict(vars(m)[name])) for m in modules for name in kept]
-    with torch.random.fork_rng():
-        yield
-    for now, then in (*attributes, *registered):
-        now.clear()
-        now.update(then)
-    with torch.no_grad():
-        for tensor, old in zip(held, before, strict=True):
-            if not torch.equal(tensor, old):
-                tensor.copy_(old)
+    before: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def hold(values: Iterable[Any]) -> None:
+        for value in values:
+            if isinstance(value, Tensor) and id(value) not in before:
+                before[id(value)] = value, value.detach().clone()
+
+    for module in modules[:1]:
+        hold((*module.parameters(), *module.buffers()))
+    own = [vars(module) for module in modules]
+    inside = [value for names in own for value in names.values()]  # also registered tensors
+    attributes = [(of, of.copy()) for of in (*own, *inside) if type(of) in (dict, list, set)]
+    try:
+        with torch.random.fork_rng():
+            yield hold
+    finally:
+        for now, then in attributes:
+            now.clear()
+            now.extend(then) if isinstance(now, list) else now.update(then)
+        with torch.no_grad():
+            for tensor, old in before.values():
+                if _differ(tensor, old):  # a write would spoil a backward pass that is to come
+                    tensor.copy_(old)
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    """Whether an element differs; a NaN is like any other."""
+    return bool(((one != other) & ~(one.isnan() & other.isnan())).any())

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import ipu_dynamo
 from ipu_dynamo import BeginBlock, Block, CompileError, InputError, Strategy, explain, inspect
+from ipu_dynamo.testing import assert_same_bits
 from tests.inspection.looking import EAGER, check_members, nothing_changes
 
 X = torch.arange(32.0).reshape(8, 4) / 32
@@ -261,3 +262,45 @@ def test_programs_that_are_gone_are_not_shown():
     torch._dynamo.reset()
     assert inspect(run).programs == ()
     assert ipu_dynamo.programs() == ()
+
+
+def test_explain_leaves_all_as_it_was_for_functions_and_after_errors():
+    """Also what a function closes over, and a backward pass that is to come."""
+    model, given = Model(), torch.zeros(8, 4)
+    model.first.weight.data[0, 0] = torch.nan
+
+    def function(x):
+        given.add_(1)
+        return model(x + given)
+
+    class Failing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.calls, self.seen = nn.BatchNorm1d(4), 0, []
+
+        def forward(self, x):
+            self.calls += 1
+            self.seen.append(self.calls)
+            y = self.norm(x)
+            torch._dynamo.graph_break()
+            return y + torch.ones(3)
+
+    failing = Failing()
+    tensors = [*model.state_dict().values(), *failing.state_dict().values(), given]
+    before = [tensor.clone() for tensor in tensors]
+    loss = model.first(X).tanh().sum()
+    with warnings.catch_warnings(action="ignore"):
+        assert kinds(explain(function, X, options=EAGER)) == ["forward", "backward"]
+        explain(model, X, options=EAGER)
+        with pytest.raises(Exception, match="broadcast"):
+            explain(failing, X, options=EAGER)
+    assert_same_bits(tensors, before)
+    assert (failing.calls, failing.seen) == (0, [])
+    loss.backward()
+
+
+def test_a_class_is_nothing_to_look_at():
+    """PyTorch would compile all of its objects from then on."""
+    for look in (inspect, explain):
+        with pytest.raises(InputError, match="a compiled model, and not the class Linear"):
+            look(nn.Linear)

@@ -22,6 +22,11 @@ def draw_schedules(schedules: Mapping[str, object]) -> Picture:
         TypeError: something is no schedule and has none.
         ValueError: there is nothing to draw.
     """
+    if not isinstance(schedules, Mapping):
+        raise TypeError(
+            f"draw_schedules takes schedules by title, as {{'mine': step}}, and not a "
+            f"{type(schedules).__name__}"
+        )
     if not schedules:
         raise ValueError("draw_schedules takes schedules by title, and was given none")
     by_title = {}

@@ -127,6 +127,8 @@ def test_only_schedules_are_drawn():
         draw_schedules({})
     with pytest.raises(TypeError, match="cannot draw 'mine', a Linear; give the step of"):
         draw_schedules({"mine": nn.Linear(1, 1)})
+    with pytest.raises(TypeError, match=r"by title, as \{.mine.: step\}, and not a Linear"):
+        draw_schedules(nn.Linear(1, 1))
 
 
 def test_notebooks_show_a_drawing():
