@@ -37,7 +37,7 @@ class LaterForm:
         self, inputs: FormInputs, common: Surroundings, hyperparameters: Hyperparameters
     ) -> None:
         self._inputs, self._common, self._hyperparameters = inputs, common, hyperparameters
-        self._asked: set[str] = set()  # keys of code
+        self._process, self._asked = os.getpid(), set[str]()  # who asks, for which keys of code
         self._pending: PendingCode | None = None
         self._ask()
 
@@ -119,7 +119,8 @@ class LaterForm:
             EngineFailed: it has compiled one of them already, and could not keep its code.
             OnlyHere: it cannot compile them.
         """
-        self._process = os.getpid()
+        if self._process != os.getpid():  # others asked before the fork
+            self._process, self._asked = os.getpid(), set()
         self._pending = self._inputs.engine.begin(self._recipes())
         keys = self._pending.keys if self._pending is not None else frozenset[str]()
         if self._pending is not None and keys & self._asked:

@@ -411,16 +411,31 @@ def test_a_new_program_drops_the_one_that_waits(monkeypatch):
     assert engine.compiled == 1
 
 
-def test_a_forked_process_waits_for_none(monkeypatch):
+@pytest.fixture
+def one_thread():
+    """A fork has no other; and with as many in both, the keys of their code are the same."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_forked_process_waits_for_none_and_lets_its_functions_be_compiled(monkeypatch):
     step, engine, calls = started(monkeypatch, "micro-batches")
     alone, _, _ = started(monkeypatch, "micro-batches", engine, engine="eager", start="compiled")
     for each in (step, alone):
         each(calls[0])
     expected = alone(calls[1])
+    same = asked = None
     if (child := os.fork()) == 0:
-        torch.set_num_threads(1)  # the threads of the parent are not there
         signal.alarm(120)
-        os._exit(0 if torch.equal(step(calls[1]), expected) and engine.asked == 2 else 1)
+        try:
+            same, asked = torch.equal(step(calls[1]), expected), engine.asked
+            engine.let_go.set()
+            step(calls[2])
+        finally:
+            os._exit(0 if same and asked == 2 and engine.compiled else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert_same_bits(step(calls[1]), expected)
 
