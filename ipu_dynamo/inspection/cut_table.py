@@ -94,7 +94,7 @@ def cut_table(program: Program, schedule: Schedule, timeline: Timeline | None) -
     """
     calls = [i for i in sections(program).loop if isinstance(i, Call)]
     ipus = {call.stage: call.ipu for call in calls}
-    of_stage = _variables_of_stages(program, calls)
+    of_stage = variables_of_stages(program, calls)
     stash = Counter[int]()
     for kept in program.stash:
         stash[kept.stage] += kept.copies * sum(type_.nbytes for _, type_ in kept.values)
@@ -114,7 +114,7 @@ def cut_table(program: Program, schedule: Schedule, timeline: Timeline | None) -
     return CutTable(rows, timeline is not None)
 
 
-def _variables_of_stages(program: Program, calls: Sequence[Call]) -> dict[int, list[Variable]]:
+def variables_of_stages(program: Program, calls: Sequence[Call]) -> dict[int, list[Variable]]:
     """Each variable with the first stage on its IPU that reads it, or what it was made of; a
     variable that no call reads with the first stage there."""
     first: dict[tuple[str, int], int] = {}

@@ -10,11 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from ipu_dynamo.errors import InputError
 from ipu_dynamo.inspection.cut_table import CutTable
 from ipu_dynamo.inspection.graph_entry import GraphEntry, Setting
+from ipu_dynamo.inspection.host_memory import HostMemory
 from ipu_dynamo.inspection.program_entry import ProgramEntry
 from ipu_dynamo.inspection.remark import Remark
+from ipu_dynamo.machine.predicted_memory import CATEGORIES, CategoryName
 from ipu_dynamo.passes.manager import PassRun, summary
+from ipu_dynamo.program.ir.types import byte_text
 
 NOT_COMPILED = "not compiled yet; call it, or `explain(x, *inputs)`"
 _NO_PROGRAM = "nothing is compiled yet"
@@ -75,6 +79,25 @@ class Inspection:
             return ""
         return self.absent.get(member) or (NOT_COMPILED if not self.programs else _NO_PROGRAM)
 
+    def compare(self, other: "Inspection") -> str:
+        """A table of the memory of this computer: each stage at its peak, here and in `other`.
+
+        Raises:
+            InputError: one of them has no memory to compare.
+        """
+        mine, others = (_memory_of(seen) for seen in (self, other))
+        lines = [f"memory at the peak, this computer: {self.title} -> {other.title}"]
+        for stage in (None, *sorted({*mine.stages, *others.stages})):
+            before, after = (_at_peak(memory, stage) for memory in (mine, others))
+            name = "all stages" if stage is None else f"stage {stage}"
+            lines.append(f"{name}: {_change(sum(before.values()), sum(after.values()))}")
+            lines += [
+                f"  {category}: {_change(before.get(category, 0), after.get(category, 0))}"
+                for category in CATEGORIES
+                if before.get(category) or after.get(category)
+            ]
+        return "\n".join(lines)
+
     def __str__(self) -> str:
         lines = [f"{self.title}: {self._state}"]
         if self.times:
@@ -118,3 +141,21 @@ class Inspection:
         if self.program is None or count > 1:
             return f"{count} program{'s' * (count != 1)}"
         return self.program.title.partition(": ")[2]
+
+
+def _memory_of(seen: Inspection) -> HostMemory:
+    host = None if seen.program is None else seen.program.host
+    if host is None or host.memory is None:
+        why = NOT_COMPILED if host is None else host.absent.get("memory", "it has no schedule")
+        raise InputError(f"the memory of {seen.title} is not known: {why}")
+    return host.memory
+
+
+def _at_peak(memory: HostMemory, stage: int | None) -> Mapping[CategoryName, int]:
+    known = stage is None or stage in memory.stages
+    return memory.curve(stage)[memory.peak(stage)] if known and memory.steps else {}
+
+
+def _change(before: int, after: int) -> str:
+    share = f"  ({(after - before) / before:+.0%})" if before and after != before else ""
+    return f"{byte_text(before)} -> {byte_text(after)}{share}"

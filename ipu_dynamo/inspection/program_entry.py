@@ -5,8 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from ipu_dynamo.inspection.cut_table import CutTable, cut_table
-from ipu_dynamo.program import Decision, HostProgram, Program
+from ipu_dynamo.inspection.cut_table import CutTable, cut_table, variables_of_stages
+from ipu_dynamo.inspection.followed_memory import why_not_followed
+from ipu_dynamo.inspection.host_memory import HostMemory
+from ipu_dynamo.program import Call, Decision, HostProgram, Program
 from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.schedule.planning import schedule_of
 from ipu_dynamo.program.schedule.schedule import Schedule
@@ -44,10 +46,14 @@ class HostEntry:
         """What runs a program of whole steps."""
         fused = "the step is one function, which no schedule runs"
         schedule = None if executable.fused else executable.schedule
+        host = executable.host_program
+        absent = {"timeline": _NOT_RECORDED, **({} if schedule else {"schedule": fused})}
+        if why := why_not_followed(host):
+            absent["memory"] = why
         return cls(
-            executable.host_program,
+            host,
             schedule,
-            {"timeline": _NOT_RECORDED, **({} if schedule else {"schedule": fused})},
+            absent,
             lambda: executable.host_plan,
             lambda: executable.timeline,
         )
@@ -56,12 +62,15 @@ class HostEntry:
     def lowered(cls, host: HostProgram) -> "HostEntry":
         """What would run a program that is bound to nothing."""
         only = "the program was lowered, and nothing is there that runs it"
-        return cls(host, None, dict.fromkeys(("schedule", "plan", "timeline"), only))
+        return cls(host, None, dict.fromkeys(("schedule", "plan", "timeline", "memory"), only))
 
     @classmethod
     def bound(cls, bound: BoundProgram) -> "HostEntry":
         """What runs a program of `torch.compile`."""
-        absent = {"timeline": "calls through torch.compile are recorded by ipu_dynamo.profile only"}
+        absent = {
+            "timeline": "calls through torch.compile are recorded by ipu_dynamo.profile only",
+            "memory": "PyTorch's autograd keeps the values between these programs",
+        }
         return cls(bound.host, bound.schedule, absent, bound.plan)
 
     @property
@@ -92,6 +101,19 @@ class HostEntry:
     def timeline(self) -> Timeline | None:
         """When each task of the last recorded call ran; None: see `absent`."""
         return None if self._timeline is None else self._timeline()
+
+    @cached_property
+    def memory(self) -> HostMemory | None:
+        """Bytes at each step of the micro-batches of `program.runs`; None: see `absent`."""
+        if "memory" in self.absent or self.schedule is None:
+            return None
+        runs = self.program.runs
+        calls = [i for i in sections(runs).loop if isinstance(i, Call)]
+        variables = {
+            stage: [(variable.kind, variable.held.nbytes) for variable in of]
+            for stage, of in variables_of_stages(runs, calls).items()
+        }
+        return HostMemory.of(self.program, self.schedule, variables)
 
     def __str__(self) -> str:
         return str(self.plan or self.program)

@@ -33,7 +33,7 @@ from ipu_dynamo.machine.tile_memory import FullestStep, fullest_step
 from ipu_dynamo.program.liveness import IpuLiveness, LiveTensor, Role, liveness
 from ipu_dynamo.program.machine_operators import MachineOperator
 
-_CATEGORY: Mapping[Role, CategoryName] = {
+CATEGORY_OF: Mapping[Role, CategoryName] = {
     "weight": "weights",
     "accumulator": "accumulators",
     "state": "optimiser state",
@@ -126,7 +126,7 @@ def _categories(
     exact = dict.fromkeys(CATEGORIES, 0)
     exact["temporaries"] = temporary
     for tensor in tensors:
-        exact[_CATEGORY[tensor.role]] += tensor.nbytes
+        exact[CATEGORY_OF[tensor.role]] += tensor.nbytes
     estimates = {name: ByteEstimate(*(nbytes,) * 3) for name, nbytes in exact.items()}
     estimates["vertex state and code"] = _times(code.vertices, tiles)
     estimates["exchange and control code"] = _times(code.control, tiles)
@@ -178,7 +178,7 @@ def _peak(
         maker = made.name if own and made is not None else _KIND[tensor.role]
         line = made.source if own and made is not None else ""
         reader = "" if tensor.reader is None else live.steps[tensor.reader].name
-        category = _CATEGORY[tensor.role]
+        category = CATEGORY_OF[tensor.role]
         return PeakTensor(
             tensor.name, str(tensor.type), tensor.nbytes, category, maker, line, reader
         )

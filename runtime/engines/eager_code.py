@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from operator import getitem
 from traceback import walk_tb
+from types import FrameType
 from typing import Any
 
 import torch
@@ -61,13 +62,26 @@ def eager_code(graph: fx.Graph, bodies: Mapping[str, Stage] = _NONE) -> Stage:
     return forward
 
 
+def running_node(frame: FrameType | None) -> str:
+    """The name of the node of such code that calls, directly or not, what `frame` runs."""
+    while frame is not None:
+        if source := frame.f_globals.get(_SOURCE):
+            return _made_in(source[frame.f_lineno - 1])
+        frame = frame.f_back
+    return ""
+
+
+def _made_in(line: str) -> str:
+    return line.partition("=")[0].partition(":")[0].strip()
+
+
 def failed_in(error: Exception) -> list[str]:
     """Return the name of the node that raised `error`, if a line of such code did.
 
     After the name of a loop or branch there is the name of a node in its body.
     """
     return [
-        source[line - 1].partition("=")[0].partition(":")[0].strip()
+        _made_in(source[line - 1])
         for frame, line in walk_tb(error.__traceback__)
         if (source := frame.f_globals.get(_SOURCE))
     ]

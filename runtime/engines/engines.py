@@ -62,7 +62,7 @@ class EagerEngine:
 
     def compile(self, recipes: Sequence[FunctionRecipe]) -> list[Stage]:
         self.compiled += len(recipes)
-        return _each(recipes, _run_eagerly)
+        return _each(recipes, eager_stage)
 
     def begin(self, recipes: Sequence[FunctionRecipe]) -> PendingCode | None:
         return None
@@ -105,7 +105,7 @@ class InductorEngine:
 
 def _compiled_together(recipes: Sequence[FunctionRecipe]) -> list[Stage]:
     if not any(map(_has_machine_code, recipes)):
-        return _each(recipes, _run_eagerly)
+        return _each(recipes, eager_stage)
     from ipu_dynamo.runtime.engines.compiled_stages import (
         machine_codes,  # Inductor: a second to import
     )
@@ -134,8 +134,9 @@ def _has_machine_code(recipe: FunctionRecipe) -> bool:
     return bool(recipe.compiled_parts)
 
 
-def _run_eagerly(recipe: FunctionRecipe) -> Stage:
-    return _eager(recipe, _run_eagerly)
+def eager_stage(recipe: FunctionRecipe) -> Stage:
+    """A callable that runs a recipe operator by operator, with all of its bodies."""
+    return _eager(recipe, eager_stage)
 
 
 def _eager(recipe: FunctionRecipe, compile_: Callable[[FunctionRecipe], Stage]) -> Stage:

@@ -67,7 +67,7 @@ def nothing_changes(monkeypatch, *modules):
 
 MEMBERS = ("title", "programs", "program", "cut", "reasons", "passes", "settings", "times")
 OF_PROGRAM = ("text", "schedule", "stash", "host", "cut", "title")
-OF_HOST = ("program", "plan", "decisions", "schedule", "timeline")
+OF_HOST = ("program", "plan", "decisions", "schedule", "timeline", "memory")
 
 
 def check_members(x):

@@ -40,7 +40,7 @@ from ipu_dynamo.program.machine_operators import MachineGraph, Seen, machine_cal
 from ipu_dynamo.program.schedule.step_order import PlacedStep, StepOrder
 
 _BEFORE, _AFTER = -1, -2  # in place of the number of a micro-batch
-_ROLES: dict[str, Role] = {
+ROLE_OF: dict[str, Role] = {
     "parameter": "weight",
     "buffer": "weight",
     "constant": "constant",
@@ -195,7 +195,7 @@ class _Follower:
             self._buffers(f"host.{send.stream}", outputs[send.stream].type, send.ipu, send.overlap)
 
     def _variable(self, variable: Variable, type_: TensorType) -> HeldTensor:
-        return HeldTensor(variable.name, type_, self.size(type_), _ROLES[variable.kind])
+        return HeldTensor(variable.name, type_, self.size(type_), ROLE_OF[variable.kind])
 
     def _buffers(self, name: str, type_: TensorType, ipu: int, overlap: str) -> HeldTensor:
         """Add the buffers of a host stream; return the one on the tiles that compute."""
