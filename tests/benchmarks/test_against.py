@@ -25,7 +25,7 @@ def text(function, *inputs):
 
 
 def compared(*, again=ANSWER, new=ANSWER, listed=()):
-    timings = {who: Timing(1.0, 2.0, 2.0, 5, 1.0) for who in ("old", "again", "new")}
+    timings = {who: Timing(1.0, 2.0, 2.0, 5, 1.0, 1.0, 1.0) for who in ("old", "again", "new")}
     texts = {"a": "1\n", "b": "2\n"}
     return Comparison(CONFIGURATION, ANSWER, again, new, timings, texts, listed)
 
