@@ -14,10 +14,9 @@ from ipu_dynamo.inspection.followed_memory import (
     FollowedStorage,
     follow_memory,
 )
-from ipu_dynamo.machine.memory import CATEGORY_OF
-from ipu_dynamo.machine.predicted_memory import CATEGORIES, CategoryName
 from ipu_dynamo.program import HostProgram
 from ipu_dynamo.program.ir.types import byte_text
+from ipu_dynamo.program.liveness.categories import CATEGORIES, CATEGORY_OF, CategoryName
 from ipu_dynamo.program.liveness.follow_program import ROLE_OF
 from ipu_dynamo.program.schedule.schedule import Schedule
 

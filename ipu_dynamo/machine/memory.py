@@ -16,9 +16,7 @@ from ipu_dynamo.machine.costs.basics import machine_bytes
 from ipu_dynamo.machine.costs.table import price
 from ipu_dynamo.machine.memory_calls import memory_calls
 from ipu_dynamo.machine.predicted_memory import (
-    CATEGORIES,
     ByteEstimate,
-    CategoryName,
     IpuMemory,
     MemoryCategory,
     MemoryVerdict,
@@ -31,17 +29,9 @@ from ipu_dynamo.machine.predicted_operators import OperatorRow
 from ipu_dynamo.machine.step_costs import StepCosts
 from ipu_dynamo.machine.tile_memory import FullestStep, fullest_step
 from ipu_dynamo.program.liveness import IpuLiveness, LiveTensor, Role, liveness
+from ipu_dynamo.program.liveness.categories import CATEGORIES, CATEGORY_OF
 from ipu_dynamo.program.machine_operators import MachineOperator
 
-CATEGORY_OF: Mapping[Role, CategoryName] = {
-    "weight": "weights",
-    "accumulator": "accumulators",
-    "state": "optimiser state",
-    "stash": "stash and stream buffers",
-    "stream": "stash and stream buffers",
-    "constant": "constants and seeds",
-    "activation": "activations",
-}
 _KIND: Mapping[Role, str] = {
     "weight": "a weight",
     "accumulator": "the sum of a gradient",

@@ -4,21 +4,11 @@ All bytes are of one replica. Fields named after a list hold positions in it.
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
+
+from ipu_dynamo.program.liveness.categories import CategoryName
 
 Word = Literal["fits", "tight", "does not fit"]
-CategoryName = Literal[
-    "weights",
-    "accumulators",
-    "optimiser state",
-    "stash and stream buffers",
-    "constants and seeds",
-    "vertex state and code",
-    "exchange and control code",
-    "activations",
-    "temporaries",
-]
-CATEGORIES: tuple[CategoryName, ...] = get_args(CategoryName)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ def train(transport, options=PIPELINED, model=None, optimizer=None):
     model, options = model or Pipeline(), replace(options, replicas=transport.share.rows)
     optimizer = optimizer or optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     step = compile_training(model, optimizer, options)
-    step.compile(X)
+    step.prepare(X)
     return step
 
 
@@ -335,7 +335,7 @@ def test_inference_agrees_with_a_dimension_ipu_or_collectives_only():
 
     def infer(transport, model):
         step = compile_inference(model, {"engine": "eager", "replicas": transport.share.rows})
-        step.compile(X)
+        step.prepare(X)
 
     def one_alone(transport):
         if transport.share.rank == 1:

@@ -4,7 +4,6 @@ import random
 from dataclasses import replace
 
 from ipu_dynamo.machine.predicted_memory import (
-    CATEGORIES,
     ByteEstimate,
     HeldValue,
     IpuMemory,
@@ -35,6 +34,7 @@ from ipu_dynamo.machine.prediction import (
     Reproduce,
     Unknown,
 )
+from ipu_dynamo.program.liveness.categories import CATEGORIES
 
 TILES, TILE_LIMIT = 1472, 636928
 LIMIT = TILES * TILE_LIMIT

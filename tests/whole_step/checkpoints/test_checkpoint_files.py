@@ -32,7 +32,11 @@ from tests.whole_step.saving.rough import Canary
 
 TENSORS, INDEX = "rank-0000-of-0001.safetensors", "model.safetensors.index.json"
 PACKAGE = Path(save_checkpoint.__code__.co_filename).parents[2]
-WRITERS = (f"{PACKAGE / 'saved'}{os.sep}", f"{PACKAGE / 'whole_step' / 'checkpoints'}{os.sep}")
+WRITERS = (
+    f"{PACKAGE / 'saved'}{os.sep}",
+    f"{PACKAGE / 'whole_step' / 'checkpoints'}{os.sep}",
+    f"{PACKAGE / 'replace_file.py'}",
+)
 
 
 class Net(nn.Module):

@@ -182,8 +182,9 @@ def test_one_function_for_a_whole_call_empties_its_list(program):
         frame[registers[receive.result]] = torch.ones(types[receive.stream].shape)
     loss = next(i for i in loop if isinstance(i, Send))
     returned = [registers[loss.value], len(frame)]
-    run = bind_call(binding_of(program, kept={*returned}), [5.0], returned)
+    calls = [0]
+    run = bind_call(binding_of(program, kept={*returned}), [5.0], returned, calls, lambda: 7)
     with torch.no_grad():
         results = run(frame)
-    assert frame == []
+    assert (frame, calls) == ([], [7])
     assert results == (torch.ones(()), 5.0)  # the weights are zero, and so is what they make
