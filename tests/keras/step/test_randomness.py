@@ -64,7 +64,8 @@ def same(a: list[np.ndarray], b: list[np.ndarray]) -> bool:
     return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_calls_stages_and_compiling_again_change_no_bit(replicas):
     runs = []
     for staged, steps in ((False, 4), (False, 32), (True, 8)):
