@@ -19,7 +19,7 @@ help: ## list the targets
 run: $(VENV)/examples ## the main job: train and check a network on four virtual IPUs
 	$(BIN)/python -m examples.digits
 
-test: $(VENV)/dev ## the tests, in about 13 minutes on two quiet cores
+test: $(VENV)/dev ## the tests, in about 15 minutes on two quiet cores
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" --hypothesis-profile=ci
 
 test-all: $(VENV)/dev ## all tests with many examples, into build/test-all.json

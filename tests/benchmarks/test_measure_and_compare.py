@@ -4,6 +4,7 @@ import json
 import time
 from dataclasses import asdict
 
+import pytest
 import torch
 from torch import nn
 
@@ -82,6 +83,7 @@ def test_medians_are_those_of_each_figure_over_the_runs():
     assert found == {"ours": {"seconds": 2.0, "nbytes": 5.0}}
 
 
+@pytest.mark.slow
 def test_contenders_are_made_where_they_run(monkeypatch):
     def made(*_, **__):
         raise AssertionError("a contender is made before it is asked for")

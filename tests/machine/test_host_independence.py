@@ -94,9 +94,7 @@ class Stack(nn.Module):
 @pytest.mark.parametrize(
     ("partials", "ipus", "layer"),
     [
-        ("half", 2, Attention),
         ("float", 1, Convolved),
-        ("float", 2, Looped),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in product(("half", "float"), (1, 2), (Attention, Convolved, Looped))

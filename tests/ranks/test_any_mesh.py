@@ -373,6 +373,7 @@ def exchanging(draw):
     return Exchanging(layers, None, options, rows, columns, training)
 
 
+@pytest.mark.quick(6)
 @given(case=exchanging())
 def test_exchanges_of_replicas_have_the_bits_of_one_process(case):
     check(case)

@@ -83,7 +83,7 @@ def cases(draw, *, least=1, most=6):
 
 
 @settings(max_examples=300)
-@pytest.mark.quick(12)
+@pytest.mark.quick(8)
 @given(
     case=cases(),
     replicas=st.integers(1, 2),

@@ -20,7 +20,7 @@ def contents(folder):
     }
 
 
-@pytest.mark.parametrize("rounds", [5, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [3, pytest.param(100, marks=pytest.mark.slow)])
 def test_what_a_killed_conversion_leaves_is_absent_old_or_complete(tmp_path, monkeypatch, rounds):
     monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")
     save(tmp_path / "p", {"serving_default": exported()})
