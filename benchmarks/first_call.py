@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._inductor.config
 
 from benchmarks import models
 from benchmarks.child import ROOT, Child
@@ -89,6 +90,12 @@ def _ours(work: Training, **options: Any) -> Step:
     return whole(work, engine="inductor", **options)
 
 
+def _alone(work: Training) -> Step:
+    """Ours, without further processes that lower functions."""
+    torch._inductor.config.compile_threads = 1
+    return _ours(work)
+
+
 def _jax(work: Training) -> Step:
     """The work of a step as one function; the last number that it returns is the loss."""
     step = trained(work).step
@@ -98,6 +105,7 @@ def _jax(work: Training) -> Step:
 STEPS: dict[str, Callable[[Training], Step]] = {
     "this": _ours,
     "before": _ours,
+    "one process": _alone,
     "not outlined": partial(_ours, outline=False),
     "kept program": lambda work: _ours(work, program_cache=os.environ["XDG_CACHE_HOME"]),
     "torch.compile": partial(
@@ -140,7 +148,7 @@ CASES = {
     "language_model": FirstCall("language_model"),
     "encoder_6": FirstCall("encoder_6"),
     "encoder_48": FirstCall("encoder_48"),
-    "residual": FirstCall("residual", on_request=True),
+    "residual": FirstCall("residual", None, ("one process",), on_request=True),
     "cold_start": FirstCall("decoder", None, _DOORS, _BY_INDUCTOR),
     "warm_start": FirstCall("decoder", "decoder", _DOORS, _BY_INDUCTOR),
     **{

@@ -26,26 +26,4 @@ class Expected:
         return kind in self.kinds and fnmatchcase(name, self.pattern)
 
 
-EXPECTED: tuple[Expected, ...] = (
-    *(
-        Expected(
-            pattern,
-            frozenset({"graphs", "bits"} if pattern.endswith("inductor") else {"graphs"}),
-            "a pipeline that recomputes by default keeps forward values on this computer",
-        )
-        for pattern in (
-            "training/*/pipelined/*/eager",
-            "training/*/pipelined/*/inductor",
-            "training/*/workers/*/eager",
-            "training/*/zero_bubble/*/eager",
-            "training/*/zero_bubble/*/inductor",
-            "poptorch/*/pipelined/*/eager",
-            "poptorch/*/pipelined/*/inductor",
-        )
-    ),
-    Expected(
-        "poptorch/*",
-        frozenset({"states"}),
-        "as in PopTorch, the state of an optimiser leaves out attributes that are constant",
-    ),
-)
+EXPECTED: tuple[Expected, ...] = ()

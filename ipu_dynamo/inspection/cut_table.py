@@ -8,7 +8,7 @@ from html import escape
 from ipu_dynamo.program import Program, Variable
 from ipu_dynamo.program.ir.instructions import Call
 from ipu_dynamo.program.ir.made_names import owner_of
-from ipu_dynamo.program.ir.types import byte_text
+from ipu_dynamo.program.ir.types import byte_text, columns
 from ipu_dynamo.program.schedule.estimated_times import seconds_of_passes
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
@@ -69,12 +69,7 @@ class CutTable:
         return "stage", "IPU", "layers", time, "bytes (IPU)", "idle share (IPU)"
 
     def __str__(self) -> str:
-        table = [self.headings, *(row.cells for row in self.rows)]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
-            for cells in table
-        )
+        return "\n".join(columns([self.headings, *(row.cells for row in self.rows)]))
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{escape(heading)}</th>" for heading in self.headings)

@@ -155,9 +155,7 @@ class _Follower(TorchDispatchMode):
         }
         received = [streams[receive.stream] for receive in receives]
         sent: list[Any] = [
-            (lambda k, value: None)
-            if output.printing
-            else SentStream(flags, batching.micro_batches)
+            _nobody_prints if output.printing else SentStream(flags, batching.micro_batches)
             for output, flags in zip(program.outputs, kept, strict=True)
         ]
         frames: dict[int, list[Any]] = {}

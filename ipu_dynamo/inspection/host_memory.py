@@ -15,9 +15,9 @@ from ipu_dynamo.inspection.followed_memory import (
     follow_memory,
 )
 from ipu_dynamo.program import HostProgram
-from ipu_dynamo.program.ir.types import byte_text
-from ipu_dynamo.program.liveness.categories import CATEGORIES, CATEGORY_OF, CategoryName
+from ipu_dynamo.program.ir.types import byte_text, columns
 from ipu_dynamo.program.liveness.follow_program import ROLE_OF
+from ipu_dynamo.program.liveness.live_tensors import CATEGORIES, CATEGORY_OF, CategoryName
 from ipu_dynamo.program.schedule.schedule import Schedule
 
 _COLOURS = ("#4c78a8", "#72b7b2", "#54a24b", "#eeca3b", "#b279a2", "#f58518", "#e45756")
@@ -146,11 +146,7 @@ class HostMemory:
             cells = (byte_text(at.get(name, 0)) for name in names)
             place = _place(self.steps[self.peak(stage)])
             rows.append((str(stage), *cells, byte_text(self.peak_bytes(stage)), place))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
+        lines = columns(rows)
         if self.steps:
             step = self.peak()
             lines.append(

@@ -18,7 +18,7 @@ from ipu_dynamo.inspection.program_entry import ProgramEntry
 from ipu_dynamo.inspection.remark import Remark
 from ipu_dynamo.passes.manager import PassRun, summary
 from ipu_dynamo.program.ir.types import byte_text
-from ipu_dynamo.program.liveness.categories import CATEGORIES, CategoryName
+from ipu_dynamo.program.liveness.live_tensors import CATEGORIES, CategoryName
 
 NOT_COMPILED = "not compiled yet; call it, or `explain(x, *inputs)`"
 _NO_PROGRAM = "nothing is compiled yet"

@@ -76,7 +76,8 @@ class HostEntry:
     @property
     def decisions(self) -> tuple[Decision, ...]:
         """What was decided for this computer, each with its reason."""
-        return self.program.decisions if self.plan is None else self.plan.decisions
+        plan = self.plan
+        return self.program.decisions if plan is None else plan.decisions
 
     @property
     def decisions_of_micro_batch(self) -> tuple[Decision, ...]:
@@ -100,7 +101,8 @@ class HostEntry:
     @property
     def timeline(self) -> Timeline | None:
         """When each task of the last recorded call ran; None: see `absent`."""
-        return None if self._timeline is None else self._timeline()
+        timeline = None if self._timeline is None else self._timeline()
+        return timeline if timeline is not None and timeline.spans else None
 
     @cached_property
     def memory(self) -> HostMemory | None:

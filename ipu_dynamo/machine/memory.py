@@ -29,7 +29,7 @@ from ipu_dynamo.machine.predicted_operators import OperatorRow
 from ipu_dynamo.machine.step_costs import StepCosts
 from ipu_dynamo.machine.tile_memory import FullestStep, fullest_step
 from ipu_dynamo.program.liveness import IpuLiveness, LiveTensor, Role, liveness
-from ipu_dynamo.program.liveness.categories import CATEGORIES, CATEGORY_OF
+from ipu_dynamo.program.liveness.live_tensors import CATEGORIES, CATEGORY_OF
 from ipu_dynamo.program.machine_operators import MachineOperator
 
 _KIND: Mapping[Role, str] = {

@@ -6,7 +6,7 @@ All bytes are of one replica. Fields named after a list hold positions in it.
 from dataclasses import dataclass
 from typing import Literal
 
-from ipu_dynamo.program.liveness.categories import CategoryName
+from ipu_dynamo.program.liveness.live_tensors import CategoryName
 
 Word = Literal["fits", "tight", "does not fit"]
 

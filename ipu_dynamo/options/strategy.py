@@ -15,6 +15,8 @@ Liveness = Literal[
     "off_chip_after_each_phase",
 ]
 Schedule = Literal["grouped", "zero_bubble", "gpipe", "1f1b", "interleaved", "zb_h1"]
+BY_SLOTS: tuple[Schedule, ...] = ("grouped", "zero_bubble")  # of PopTorch's pipelines
+BY_NAME = tuple(name for name in get_args(Schedule) if name not in BY_SLOTS)
 Costs = tuple[tuple[float, float], ...]  # seconds of each operator, forward and backward
 PARALLEL_LIVENESS: tuple[Liveness, ...] = ("always_live", "off_chip_after_fwd")
 _STRATEGY_CHOICES: dict[str, tuple[str, ...]] = {
@@ -157,7 +159,7 @@ class Strategy:
         """The name or text of an order that is not by PopTorch's slots; "" if it is."""
         if is_order(self.schedule):
             return write_order(read_order(self.schedule))
-        return "" if self.schedule in ("grouped", "zero_bubble") else self.schedule
+        return "" if self.schedule in BY_SLOTS else self.schedule
 
     @property
     def keeps_apart(self) -> bool:

@@ -48,20 +48,18 @@ def profile(path: str | os.PathLike[str]) -> Iterator[None]:
     _paths.add(target)
     recording.begin(own)
     try:
-        yield
+        try:
+            yield
+        finally:
+            recording.end(own)
+            _paths.discard(target)
     except BaseException as error:
-        recording.end(own)
         try:
             own.write(_of_rank(target, _rank() or rank))
         except OSError as problem:
             error.add_note(f"the trace could not be written to {target}: {problem}")
         raise
-    else:
-        recording.end(own)
-        own.write(_of_rank(target, _rank() or rank))
-    finally:
-        recording.end(own)
-        _paths.discard(target)
+    own.write(_of_rank(target, _rank() or rank))
 
 
 def _rank() -> str:

@@ -2,13 +2,10 @@
 
 import inspect
 import logging
-import os
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from typing import Any, Literal
 
 from torch import fx
@@ -32,11 +29,9 @@ from ipu_dynamo.capture.private.aot import (
     taking_list,
 )
 from ipu_dynamo.capture.private.dynamo import RestartAnalysis, compile_count
-from ipu_dynamo.capture.unplaceable import Unplaceable, UnplaceableError, find
+from ipu_dynamo.capture.unplaceable import UnplaceableError, find
 from ipu_dynamo.errors import CompileError, source_line
-from ipu_dynamo.inspection.graph_entry import BlockPlace, GraphEntry, Setting, looked_at
-from ipu_dynamo.inspection.program_entry import ProgramEntry
-from ipu_dynamo.inspection.remark import Remark
+from ipu_dynamo.inspection.graph_entry import looked_at
 from ipu_dynamo.memory_limit import enforce_memory
 from ipu_dynamo.ops.marks.markers import begin_block
 from ipu_dynamo.ops.private.locks import compile_lock
@@ -46,7 +41,7 @@ from ipu_dynamo.passes.graph.extract import copied
 from ipu_dynamo.passes.host.machine import Machine
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.levels import Directions
-from ipu_dynamo.passes.manager import PassManager, PassRun
+from ipu_dynamo.passes.manager import PassManager
 from ipu_dynamo.passes.pipeline import (
     aot_passes,
     captured_passes,
@@ -62,13 +57,14 @@ from ipu_dynamo.passes.pipeline import (
 )
 from ipu_dynamo.passes.traced.stages.read_block_markers import markers_of
 from ipu_dynamo.progress import begin, job
-from ipu_dynamo.runtime.engines.engines import ENGINE, Engine, make_engine
-from ipu_dynamo.runtime.execute.reentrant import BoundProgram, Boxed, bind
+from ipu_dynamo.runtime.engines.engines import Engine, make_engine
+from ipu_dynamo.runtime.execute.reentrant import Boxed, bind
 from ipu_dynamo.torch_compile import notices
 from ipu_dynamo.torch_compile.backend_options import BackendOptions
 from ipu_dynamo.torch_compile.changed_inputs import apart_or_plain, places_of_changed
 from ipu_dynamo.torch_compile.compile_micro_batched import MicroBatches
 from ipu_dynamo.torch_compile.dynamo_errors import readable
+from ipu_dynamo.torch_compile.graph_record import GraphRecord
 from ipu_dynamo.torch_compile.late_results import LateResults, late_results, making_results
 from ipu_dynamo.torch_compile.notices import (
     break_reason,
@@ -78,75 +74,6 @@ from ipu_dynamo.torch_compile.notices import (
 )
 
 log = logging.getLogger("ipu_dynamo.program")
-
-
-@dataclass
-class GraphRecord:
-    """What was decided for a graph; `blocks` counts operators by block, stage and IPU.
-
-    Args:
-        given, options: as the user gave them, and as they were read.
-        shapes: of the parameters and buffers of the module that it was captured from.
-        root: the class of that module.
-    """
-
-    number: int = field(default_factory=count().__next__)
-    given: object = None
-    options: BackendOptions = field(default_factory=BackendOptions)
-    operators: list[fx.Node] = field(default_factory=list)
-    ended_by: tuple[str, str] | None = None
-    unplaceable: tuple[Unplaceable, ...] = ()
-    warned: list[str] = field(default_factory=list)
-    engine: str = ""
-    blocks: Counter[tuple[str, int, int]] = field(default_factory=Counter)
-    passes: dict[str, list[PassRun]] = field(default_factory=dict)
-    programs: list[BoundProgram] = field(default_factory=list)
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    root: str = ""
-
-    def runs_of(self, kind: str) -> list[PassRun]:
-        """What passes did to the captured, joint, forward, backward or inference graph."""
-        return self.passes.setdefault(kind, [])
-
-    def entry(self) -> GraphEntry:
-        """The graph, to be looked at."""
-        lines = (line for line in map(source_line, self.operators) if line != "unknown source")
-        return GraphEntry(
-            number=self.number,
-            operators=len(self.operators),
-            first_line=next(lines, "no line of the model"),
-            blocks=tuple(BlockPlace(*place, n) for place, n in self.blocks.items()),
-            passes=tuple((kind, tuple(runs)) for kind, runs in self.passes.items()),
-            programs=tuple(map(ProgramEntry.bound, self.programs)),
-            last_calls=tuple(one.last_call[0] for one in self.programs),
-            remarks=tuple(self._remarks()),
-            shapes=self.shapes,
-            root=self.root,
-            settings=tuple(settings(self.given, self.options, self.engine)),
-        )
-
-    def _remarks(self) -> Iterator[Remark]:
-        for problem in self.unplaceable:
-            yield Remark("not placed", str(problem).partition("\n")[0])
-        if self.ended_by is not None:
-            where, why = self.ended_by
-            yield Remark("graph break", why, where)
-        yield from (Remark("warning", text) for text in self.warned)
-
-
-def settings(given: object, read: BackendOptions, engine: str) -> Iterator[Setting]:
-    """Every option with its value in force, and whether the caller or somebody else chose it."""
-    default = BackendOptions()
-    for name in (f.name for f in fields(read)):
-        value = getattr(read, name)
-        named = isinstance(given, Mapping) and name in given
-        by = "given" if named or value != getattr(default, name) else "default"
-        if name == "engine" and value == "auto" and engine:
-            value = engine
-            by = f"environment variable {ENGINE}" if os.environ.get(ENGINE) else "found here"
-        if name == "strategy" and value != read.core().strategy:
-            value, by = read.core().strategy, f"{by}, made pipelined by micro_batches"
-        yield Setting(name, value, by)
 
 
 def compile_readably(

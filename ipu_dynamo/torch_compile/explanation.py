@@ -22,7 +22,8 @@ from ipu_dynamo.inspection.private.dynamo_programs import (
 )
 from ipu_dynamo.progress import begin, job
 from ipu_dynamo.torch_compile.backend_options import BackendOptions
-from ipu_dynamo.torch_compile.compile_graph import GraphRecord, compile_readably
+from ipu_dynamo.torch_compile.compile_graph import compile_readably
+from ipu_dynamo.torch_compile.graph_record import GraphRecord
 from ipu_dynamo.whole_step.lowering import model_name
 
 

@@ -29,6 +29,8 @@ from ipu_dynamo.runtime.engines.private.inductor import (
     load_artifact,
 )
 from ipu_dynamo.runtime.engines.private.promised_kernels import Promise
+from ipu_dynamo.runtime.engines.replay.native_library import native_library
+from ipu_dynamo.runtime.engines.sent_functions import OtherCode, SentFunctions
 from ipu_dynamo.tune.artifact_store import CACHE_DIR, StageArtifact, open_store
 
 log = logging.getLogger(__name__)
@@ -220,6 +222,29 @@ def machine_codes(recipes: Iterable[FunctionRecipe] = ()) -> Iterator[MachineCod
             ) from error
         finally:
             codes.close()
+
+
+def compile_functions(message: tuple[SentFunctions, bool]) -> tuple[bool, dict[str, str]]:
+    """Compile functions, and keep their code in the folder of compiled stages.
+
+    Args:
+        message: see `PendingCode`.
+
+    Returns:
+        Whether this process would make other code than the one that asks; then nothing is compiled.
+        And the compiler's words, by the name of each function that cannot be compiled.
+    """
+    sent, replays = message
+    try:
+        recipes = sent.received()
+    except OtherCode:
+        return True, {}
+    with machine_codes() as codes:
+        for recipe in recipes:
+            codes.code_of(recipe)
+    if replays and not codes.problems:
+        native_library()
+    return False, codes.problems
 
 
 def is_in_memory(key: str) -> bool:

@@ -19,7 +19,7 @@ from ipu_dynamo.runtime.engines.replay.native_library import library_is_kept
 from ipu_dynamo.runtime.engines.sent_functions import SentFunctions, can_be_sent
 from ipu_dynamo.tune.artifact_store import CACHE_DIR, open_store
 
-JOB = "ipu_dynamo.runtime.engines.compile_job:compile_functions"
+JOB = "ipu_dynamo.runtime.engines.compiled_stages:compile_functions"
 _LOOK = 0.2  # seconds between two looks of a waiting thread
 
 

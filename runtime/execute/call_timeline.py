@@ -63,12 +63,12 @@ class CallTimeline(Timeline):
         self._first_replica = replicas.start
         self._others: list[RecordedSpan | RecordedBytes] = []
         self._caller, self._start = ThreadRow(0, ""), 0.0
-        self._held: dict[tuple[int, int], dict[int, int]] = {}  # by IPU and micro-batch
+        self._held: dict[tuple[int, int], dict[int, int]] = {}  # by replica and micro-batch
         self._variables: dict[tuple[int, int], Counter[str]] = {}  # by replica and IPU
         for variable in program.variables:
             for replica in replicas[:1] if variable.replicated else replicas:
                 of = self._variables.setdefault((replica, variable.ipu), Counter())
-                of[f"{variable.kind}"] += variable.held.nbytes
+                of[variable.kind] += variable.held.nbytes
 
     def call_began(self, micro_batches: int) -> None:
         self.spans.clear()

@@ -227,7 +227,7 @@ class Executable:
         Args:
             hyperparameters: of the next steps; empty: they are not known.
         """
-        if (later := self._later) is None:
+        if (later := self._later) is None:  # another thread was first
             return
         self._commit.check()  # else the form that noticed a failed update has to go on
         try:
@@ -528,7 +528,8 @@ class Executable:
             self._settle()
             self._commit.check()
             self._storage.spread_changes()
-            self._take_over(hyperparameters)
+            if self._later is not None:
+                self._take_over(hyperparameters)
             prints = PrintQueue(self._link.printing) if self._link.printing else None
             iterations = None if sent is None else Iterations(self._link, sent)
             recorded = None

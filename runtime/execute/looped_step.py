@@ -178,8 +178,7 @@ class LoopedStep:
         )
 
     def go_on_from(self, other: "LoopedStep") -> None:
-        """Be as after the last step of another form of the program, with the same variants."""
-        self.variants.return_to(other.variants.place)
+        """Have the loss scale of the last step, which another form of the program has run."""
         own, last = (f.variants.current.end.last_loss_scale for f in (self, other))
         if own is not None and last is not None:
             own.copy_(last)

@@ -60,15 +60,6 @@ class Specialisations(Generic[S]):
         assert self._state[0] is not None, "nothing is chosen yet"
         return self._state[0]
 
-    @property
-    def place(self) -> int:
-        """The place of the current one among all."""
-        return next(i for i, each in enumerate(self.all) if each is self.current)
-
-    def return_to(self, place: int) -> None:
-        """Let that one be the current one."""
-        self._state = self.all[place], self.all
-
     def choose(self, hyperparameters: Hyperparameters) -> S:
         """Choose the one for these hyperparameters. It is made if none fits.
 

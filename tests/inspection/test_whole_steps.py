@@ -65,6 +65,19 @@ def test_two_stages_of_one_ipu_share_its_variables():
     assert [row.nbytes for row in inspect(step).cut.rows] == sizes
 
 
+def test_times_are_measured_once_a_call_was_recorded():
+    step = pipeline(record="timeline", workers=1)
+    step.compile(X)
+    seen = inspect(step)
+    assert (seen.program.host.timeline, seen.cut.measured) == (None, False)
+    assert "estimated" in str(seen.cut)
+    step(X)
+    seen = inspect(step)
+    assert seen.program.host.timeline.spans
+    assert "measured" in str(seen.cut)
+    assert all(row.milliseconds > 0 for row in seen.cut.rows)
+
+
 def test_without_a_program_it_says_what_to_do(monkeypatch):
     step = pipeline()
     with nothing_changes(monkeypatch, step.model):

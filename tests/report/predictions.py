@@ -34,7 +34,7 @@ from ipu_dynamo.machine.prediction import (
     Reproduce,
     Unknown,
 )
-from ipu_dynamo.program.liveness.categories import CATEGORIES
+from ipu_dynamo.program.liveness.live_tensors import CATEGORIES
 
 TILES, TILE_LIMIT = 1472, 636928
 LIMIT = TILES * TILE_LIMIT

@@ -1,5 +1,7 @@
 """Check that schedules by name compute what stages one after the other do, and their refusals."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, note, settings
@@ -19,7 +21,8 @@ from ipu_dynamo import (
 from ipu_dynamo.errors import ProgramError
 from ipu_dynamo.options import OptionError
 from ipu_dynamo.options.schedule_order import write_order
-from ipu_dynamo.program import Program
+from ipu_dynamo.program import Call, Program, Repeat
+from ipu_dynamo.program.ir.verify.shape import check_loops
 from ipu_dynamo.program.schedule.pipeline_orders import order_of
 from ipu_dynamo.program.schedule.schedule import Schedule
 
@@ -275,3 +278,17 @@ def test_a_file_with_an_impossible_schedule_is_refused(old, new, problem):
     assert old in text
     with pytest.raises((ProgramError, ValueError), match=problem):
         Program.parse(text.replace(old, new, 1))
+
+
+def test_a_pipeline_without_calls_is_refused():
+    def without_calls(body):
+        for one in body:
+            if isinstance(one, Repeat):
+                yield replace(one, body=tuple(without_calls(one.body)))
+            elif not isinstance(one, Call):
+                yield one
+
+    program = trained([0, 1, 0, 1], named("interleaved"))[0].program
+    bare = replace(program, body=tuple(without_calls(program.body)))
+    with pytest.raises(ProgramError, match="calls functions"):
+        check_loops(bare)

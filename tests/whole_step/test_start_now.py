@@ -88,6 +88,7 @@ FORMS = {
     "traced": (1, traced, 8, {"gradient_accumulation": 2}, False),
     "traced and fused": (1, traced, 8, {}, None),
     "guarded": (1, adamw, 8, {"gradient_accumulation": 2, "guard_updates": True}, False),
+    "on the host": (1, traced, 8, {"gradient_accumulation": 2, "update": "host"}, False),
     "momentum": (1, momentum, 8, {"gradient_accumulation": 2}, False),
 }
 
@@ -97,8 +98,9 @@ def started(monkeypatch, form, held=None, **more):
     ipus, optimizer, rows, options, _ = FORMS[form]
     engine = start_now.use(monkeypatch, held or HeldEngine())
     model = Net(ipus)
-    options = Options(**{"engine": "inductor", "start": "now", "seed": 1} | options | more)
-    step = compile_training(model, optimizer(model.parameters()), options)
+    given = {"engine": "inductor", "start": "now", "seed": 1} | options | more
+    update = given.pop("update", "program")
+    step = compile_training(model, optimizer(model.parameters()), Options(**given), update=update)
     torch.manual_seed(1)
     return step, engine, torch.randn(EAGER_CALLS + COMPILED_CALLS, rows, 6)
 
@@ -155,6 +157,29 @@ def test_four_calls_run_operator_by_operator_and_the_next_one_compiled(monkeypat
     text = str(step.executable.host_program)
     assert f"compiled functions: from step {EAGER_CALLS * iterations} on" in text
     assert "host program: inductor" in text
+
+
+@pytest.mark.parametrize("form", ["momentum", "traced"])
+def test_what_is_written_after_the_takeover_acts(monkeypatch, form):
+    step, engine, calls = started(monkeypatch, form)
+    step(calls[0])
+    engine.let_go.set()
+    step(calls[1])
+    assert engine.compiled
+    other = resumed(monkeypatch, form, step)
+    other.compile(calls[0])
+    other.executable.set_random_state(step.executable.seed, step.executable.step)
+    for x in calls[2:4]:
+        for each in (step, other):
+            optimizer = each._link.optimizer
+            if form == "momentum":
+                optimizer.state.clear()  # the next step begins the momenta anew
+            for state in optimizer.state.values():
+                state["step"] += 5
+            each.write_optimizer_state()
+            optimizer.param_groups[0]["weight_decay"] += 0.25  # also one that was 0
+        assert_same_bits(step(x), other(x))
+        assert_same_bits(states_of(step), states_of(other))
 
 
 def test_variables_stay_where_they_are(monkeypatch):

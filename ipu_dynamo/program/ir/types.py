@@ -1,6 +1,7 @@
 """Describe tensors by dtype and shape, in the short form that programs print."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Self
@@ -72,6 +73,15 @@ def dtype_name(dtype: torch.dtype) -> str:
 def dtype_named(name: str) -> torch.dtype | None:
     """Inverse of `dtype_name`, also for the names of torch; None for any other text."""
     return _LONG.get(name)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table, whose cells begin below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def byte_text(nbytes: int) -> str:

@@ -1,6 +1,6 @@
 """Define the liveness of a program: for each IPU its steps, and when each tensor is live."""
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, get_args
@@ -10,6 +10,28 @@ from ipu_dynamo.program.machine_operators import MachineOperator
 
 Role = Literal["weight", "accumulator", "state", "constant", "stream", "stash", "activation"]
 ROLES: tuple[Role, ...] = get_args(Role)
+# of memory, on IPUs and on this computer
+CategoryName = Literal[
+    "weights",
+    "accumulators",
+    "optimiser state",
+    "stash and stream buffers",
+    "constants and seeds",
+    "vertex state and code",
+    "exchange and control code",
+    "activations",
+    "temporaries",
+]
+CATEGORIES: tuple[CategoryName, ...] = get_args(CategoryName)
+CATEGORY_OF: Mapping[Role, CategoryName] = {
+    "weight": "weights",
+    "accumulator": "accumulators",
+    "state": "optimiser state",
+    "stash": "stash and stream buffers",
+    "stream": "stash and stream buffers",
+    "constant": "constants and seeds",
+    "activation": "activations",
+}
 Span = tuple[int, int]  # the first and the last step
 
 

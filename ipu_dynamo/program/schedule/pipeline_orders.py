@@ -47,18 +47,15 @@ def misfit(schedule: str, ipus: Sequence[int], micro_batches: int) -> tuple[str,
     stages, size = len(ipus), len(set(ipus))
     if is_order(schedule):
         return _misfit_of_order(read_order(schedule), ipus, micro_batches)
-    places, rounds = (
-        [*range(size)] * max(1, round(stages / max(size, 1))),
-        schedule == "interleaved",
-    )
-    places = places if rounds else [*range(stages)]
+    rounds = schedule == "interleaved"
+    places = [*range(size)] * max(1, round(stages / size)) if rounds else [*range(stages)]
     if list(ipus) != places:
         needs = (
             f"{size} IPUs with as many stages each, in rounds" if rounds else "a stage on each IPU"
         )
         problem = f"schedule {schedule} needs {needs}; the stages are on IPUs {_listed(ipus)}"
         return problem, f"place the stages on IPUs {_listed(places)}, or use schedule grouped"
-    if schedule == "interleaved" and micro_batches % size:
+    if rounds and micro_batches % size:
         problem = f"schedule interleaved needs a multiple of {size} micro-batches"
         below = micro_batches // size * size
         near = f"{below} or {below + size}" if below else size

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from ipu_dynamo.options.schedule_order import read_order
 from ipu_dynamo.program import Call, Program
+from ipu_dynamo.program.ir.types import columns
 from ipu_dynamo.program.schedule.actions import (
     Action,
     AddGradients,
@@ -195,11 +196,7 @@ class Schedule:
                 for cycle in range(run.cycle + 1, run.cycle + run.length):
                     cells.setdefault(cycle, []).append("-")
             rows.append([name, *(" ".join(cells.get(c, ["."])) for c in range(self.cycles))])
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        )
+        return "\n".join(columns(rows))
 
     @property
     def idle(self) -> float:

@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from ipu_dynamo.errors import ProgramError
 from ipu_dynamo.options.replica_groups import ReplicaGroups
 from ipu_dynamo.options.schedule_order import is_order, read_order
-from ipu_dynamo.options.strategy import Schedule
+from ipu_dynamo.options.strategy import BY_NAME
 from ipu_dynamo.program.ir.instructions import Call, Repeat
 from ipu_dynamo.program.ir.made_names import is_made
 from ipu_dynamo.program.ir.verify.control_flow import check_bodies
@@ -98,11 +98,13 @@ def check_loops(program: "Program") -> None:
 
 def _check_order(loop: Repeat, calls: Sequence[Call]) -> None:
     """Check that calls are those of a schedule by name."""
+    if not calls:
+        raise ProgramError("a pipeline for training calls functions", loop)
     ipus = [ipu for _, ipu in sorted({call.stage: call.ipu for call in calls}.items())]
     directions = {call.direction for call in calls}
     if is_order(loop.schedule):
         read_order(loop.schedule)
-    elif loop.schedule not in get_args(Schedule)[2:]:
+    elif loop.schedule not in BY_NAME:
         raise ProgramError(f"no schedule is called {loop.schedule!r}", loop)
     if (against := misfit(loop.schedule, ipus, loop.count)) is not None:
         raise ProgramError(against[0], loop)
