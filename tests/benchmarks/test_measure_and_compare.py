@@ -100,6 +100,12 @@ def test_contenders_are_made_where_they_run(monkeypatch):
     assert timings["eager"].calls >= 5
 
 
+@pytest.mark.slow
+def test_the_overhead_of_a_device_iteration_is_found():
+    whole, beside = FACTS["overhead"]().values()
+    assert 0 < beside < whole
+
+
 def test_a_goal_holds_up_to_its_limit_and_for_its_own_processors():
     def timings(ratio, upper):
         return {"ratio": ratio, "lower": ratio, "upper": upper}
