@@ -103,7 +103,9 @@ def overhead(steps: int = 1000) -> dict[str, float]:
 
     def bare() -> float:
         assert isinstance(now.replay, Replay)
-        made = Repetition(now.replay, now.stored_tensors, now.constants, numbers, received, sent, steps)
+        made = Repetition(
+            now.replay, now.stored_tensors, now.constants, numbers, received, sent, steps
+        )
         start = time.perf_counter()
         made.advance(steps, 60.0)
         return time.perf_counter() - start
