@@ -16,13 +16,12 @@ import types
 from collections.abc import Iterator
 from importlib.resources import files
 from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 
 import torch
 
 from ipu_dynamo.torch_compile.backend import ipu
-from poptorch.options import table
+from poptorch.options import OptionEffect, table
 from tests.docs.arguments import arguments_table
 from tests.docs.config_fields import fields_table
 from tests.docs.figures import refresh_readme
@@ -112,12 +111,19 @@ def options_table(which: str) -> str:
         return "\n".join(
             ["", "| Option | Effect | What it is for |", "|---|---|---|", *rows, "", ""]
         )
-    rows = []
-    by = attrgetter("effect")
-    for effect, options in groupby(sorted(lines, key=by), key=by):
-        keys = ", ".join(f"`{option.accessor.removeprefix('_Popart.')}`" for option in options)
-        rows.append(f"- {effect}: {keys}")
-    return "\n".join(["", *rows, "", ""])
+    def row(option: OptionEffect) -> tuple[str, str]:
+        """Its effect; of those without one, which are many, also the first letter of the name."""
+        return option.effect, _key(option)[0] if option.effect == "recorded" else ""
+
+    rows = [
+        f"| {effect} | {', '.join(f'`{_key(option)}`' for option in options)} |"
+        for (effect, _), options in groupby(sorted(lines, key=row), key=row)
+    ]
+    return "\n".join(["", "| Effect | Settings |", "|---|---|", *rows, "", ""])
+
+
+def _key(option: OptionEffect) -> str:
+    return option.accessor.removeprefix("_Popart.")
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@ _NAME = re.compile(r"`((?:ipu_dynamo|poptorch)(?:\.\w+)+)\b[^`]*`")
 _LINK = re.compile(r"\]\(([^)#:]+)(?:#[\w-]+)?\)")
 _VARIABLE = re.compile(r"\b((?:IPU_DYNAMO|POPTORCH|POPLAR|POPDIST|OMPI_COMM|RDMAV)_[A-Z_]+)\b")
 _QUOTED = re.compile(rf'"{_VARIABLE.pattern}"')
+_LOOKED_AT = re.compile(r"^(?: *```|\||!\[|    \S)", re.M)
+REFERENCE = {"environment.md", "errors.md", "options.md"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -39,6 +41,12 @@ def test_links_lead_somewhere(name):
 
 def test_every_page_can_be_reached_from_the_first():
     assert {*_LINK.findall(TEXTS["index.md"])} >= TEXTS.keys() - {"index.md"}
+
+
+@pytest.mark.parametrize("name", sorted(TEXTS.keys() - REFERENCE))
+def test_a_page_begins_with_something_to_look_at(name):
+    """A program, a command, a table or a picture, in its first 40 lines."""
+    assert _LOOKED_AT.search("\n".join(TEXTS[name].splitlines()[:40]))
 
 
 def test_environment_variables_are_those_that_the_sources_name():
