@@ -111,6 +111,7 @@ def options_table(which: str) -> str:
         return "\n".join(
             ["", "| Option | Effect | What it is for |", "|---|---|---|", *rows, "", ""]
         )
+
     def row(option: OptionEffect) -> tuple[str, str]:
         """Its effect; of those without one, which are many, also the first letter of the name."""
         return option.effect, _key(option)[0] if option.effect == "recorded" else ""
