@@ -1,9 +1,10 @@
 """Run the pages of the user's guide, and write what they show: outputs, and tables of options.
 
-`python -m tests.docs.guide` brings the pages and the README up to date, or those named; the tests
-compare.
+`python -m tests.docs.guide` brings the pages, the README and CONTRIBUTING.md up to date, or those
+named; the tests compare.
 """
 
+import ast
 import contextlib
 import io
 import json
@@ -30,6 +31,16 @@ from tests.repository.private_names import page_table
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs"
 PAGES = sorted(FOLDER.glob("*.md"))
+CODE = (
+    "ipu_dynamo/*",
+    "passes",
+    "passes/*",
+    "popart",
+    "popdist",
+    "poptorch",
+    "runtime",
+    "runtime/*",
+)
 # a program, and if a block of text follows directly: what it prints
 _PROGRAM = re.compile(
     r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<shown>.*?)^```\n)?", re.DOTALL | re.M
@@ -45,6 +56,7 @@ _KEYWORDS = re.compile(r"(<!-- keywords of Keras -->\n).*?(<!-- end of keywords 
 _NAMES = re.compile(
     r"(<!-- (private names|agreements|kept attributes) -->\n).*?(<!-- end of \2 -->\n)", re.DOTALL
 )
+_FOLDERS = re.compile(r"(<!-- folders -->\n).*?(<!-- end of folders -->\n)", re.DOTALL)
 _CALIBRATION = re.compile(r"(<!-- calibration -->\n).*?(<!-- end of calibration -->\n)", re.DOTALL)
 _FIELDS = re.compile(r"(<!-- fields of an IPUConfig -->\n).*?(<!-- end of fields -->\n)", re.DOTALL)
 
@@ -81,6 +93,23 @@ def refreshed(text: str, name: str, folder: Path) -> str:
     text = _CALIBRATION.sub(lambda match: match[1] + calibration_table() + match[2], text)
     text = _FIELDS.sub(lambda match: match[1] + fields_table() + match[2], text)
     return _ARGUMENTS.sub(lambda match: match[1] + arguments_table(match["name"]) + match[3], text)
+
+
+def with_folders(contributing: str) -> str:
+    """CONTRIBUTING.md with the first lines of the folders' docstrings."""
+    return _FOLDERS.sub(lambda match: match[1] + folders_table() + match[2], contributing)
+
+
+def folders_table() -> str:
+    """What each folder with code does, by its docstring."""
+    lines = ["| Folder | What it does |", "| --- | --- |"]
+    for pattern in CODE:
+        for file in sorted(FOLDER.parent.glob(f"{pattern}/__init__.py")):
+            if not file.parent.is_symlink():
+                folder = file.parent.relative_to(FOLDER.parent)
+                docstring = ast.get_docstring(ast.parse(file.read_text("utf-8"))) or "?"
+                lines.append(f"| `{folder}/` | {docstring.splitlines()[0]} |")
+    return "\n".join(["", *lines, "", ""])
 
 
 def calibration_table() -> str:
@@ -164,6 +193,9 @@ def main() -> None:
         if new != text:
             page.write_text(new, encoding="utf-8")
             print(f"changed {page.name}")
+    if "CONTRIBUTING" in (sys.argv[1:] or "CONTRIBUTING"):
+        contributing = FOLDER.parent / "CONTRIBUTING.md"
+        contributing.write_text(with_folders(contributing.read_text("utf-8")), encoding="utf-8")
     if "README" in (sys.argv[1:] or "README"):  # its figures are those of the pages
         refresh_readme()
 

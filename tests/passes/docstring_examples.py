@@ -4,8 +4,38 @@
     Before   %y: f16[m,n] = aten.mm(%x: f16[m,k], %w: f16[k,n])
     After    %y = ipu.half_partials_matmul(%x, %w, 64)
 
-CONTRIBUTING.md describes the form; `example_text.py` and `example_graphs.py` read it. Both sides
-become models. They are compared in the text of `write_level`, up to the names of values.
+- `With` has options of the pass that differ from those of the page. A docstring may have several
+  Befores and Afters.
+- A line is Python, with `%` before the names of values. Only operators run.
+- A new name with a type is an input. Other inputs have a line: `parameter`, `buffer`, `constant`,
+  `tangent` and the other kinds of a `Placeholder`, with its name if it is another one:
+  `parameter("fc.weight", trainable=False)`. A tensor of the graph itself is an `attribute`.
+- After has the inputs of Before. `del %w` removes one; a type there is its new type.
+- Letters in types are sizes. The test binds them: all different, and multiples of 4. Arithmetic
+  is allowed: `f32[m,n/2]`. `%s: Sym[s] = input` is a symbolic size, and `s` in Before that symbol.
+- The arguments of an operator choose its overload. `...` as the last argument means any values.
+  `%d[0]` takes a result out of several, `%x[:, 2:4]` is a slice. `torch.ops.ipu.end_block()` has
+  no overload, as Dynamo records it.
+- Names that are no operators are those of the pass's module and of its imports. Calls of those
+  with numbers are computed: `offset(0, 8)`.
+- `def body(%c: f32[n]):` begins another graph. Loops, branches and Dynamo's operators take it as
+  `body`; a call `body(%x)` means its lines.
+- After a pass that returns captures, the last line of After is the new model:
+  `Directions(forward, backward)`, `Partitioned(...)` of such graphs, or
+  `SplitCapture(capture, ...)`.
+- `return (%y, gradient(%w, %g))` has the results with their kinds: a value, a gradient, a
+  `mutation` or a `count`. Without it, Before returns the values that no operator reads, and After
+  returns the same names as Before.
+- `in stage 1, backward`, `with meta[...] = ... and meta[...] = ...` and a source line mark the
+  operators of their line. A line with names of values only marks these: `%y, %z  in stage 1`.
+  Another comment is for readers.
+- `capture.loss = %y` sets a field of the capture or its report. `capture: Joint` means that After
+  is another kind of capture.
+- `the same` at the beginning of After repeats Before. `raise CompileError("words of it")` means
+  that the pass refuses it.
+
+`example_text.py` and `example_graphs.py` read the lines. Both sides become models. They are
+compared in the text of `write_level`, up to the names of values.
 """
 
 import re

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.guide import with_folders
+
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 NAMES = sorted(set(re.findall(r"`([\w./-]+\.(?:py|md|toml|txt)|[\w./-]+/)`", TEXT)))
@@ -20,3 +22,7 @@ PATHS = [
 def test_a_file_of_the_map_is_there(name):
     name = re.sub("^ipu_dynamo/(passes|runtime)/", r"\1/", name.rstrip("/"))
     assert any(path == name or path.endswith(f"/{name}") for path in PATHS)
+
+
+def test_folders_have_the_first_lines_of_their_docstrings():
+    assert with_folders(TEXT) == TEXT, "`python -m tests.docs.guide CONTRIBUTING` writes them"

@@ -179,7 +179,7 @@ def test_a_cache_that_cannot_be_written_leaves_no_file_of_the_pipeline(tmp_path,
 def test_profile_says_costs_bytes_and_speed(tmp_path, source, capsys):
     config = {**MANUAL, "profiling_root_dir": "profiles"}
     convert(source[0], "out", pipeline_cfg=config, **embedded(num_ipus=2, batch_size=2))
-    assert capsys.readouterr().out == "costs: estimate, no machine model yet\n"
+    assert capsys.readouterr().out == "costs: estimated for a Mk2 IPU, not measured\n"
     value = json.loads((tmp_path / "profiles/manual_pipeline-2-b2/profile.json").read_text())
     assert (value["source"], value["cost_unit"], value["num_ipus"]) == ("estimate", "cycles", 2)
     assert value["device_mapping"] == [0, 1, 1, 0]

@@ -42,7 +42,7 @@ from ipu_dynamo.saved_model.conversion.pipelines.work_list import WorkNode
 from ipu_dynamo.saved_model.conversion.settings.options import ConversionOptions
 from ipu_dynamo.saved_model.conversion.settings.pipeline_config import PipelineConfig, Solution
 
-ESTIMATE = "costs: estimate, no machine model yet"
+ESTIMATE = "costs: estimated for a Mk2 IPU, not measured"
 MEASURED = "costs: measured on this computer"
 
 
