@@ -39,7 +39,7 @@ def main(given: list[str]) -> None:
     if unknown := set(arguments.names) - set(known):
         parser.error(f"no case {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     if not is_installed():
-        print("JAX is no contender, as it is not installed: pip install 'ipu_dynamo[bench]'")
+        print("JAX is no contender, as it is not installed: pip install '.[bench]'")
     content: dict[str, Any] = {"benchmarks": {}, "facts": {}, "peak_memory": {}}
     machine = provenance()
     print(", ".join(f"{machine[what]}" for what in ("cpu", "vector")), f"{machine['cores']} cores")

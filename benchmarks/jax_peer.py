@@ -3,7 +3,7 @@
 The models are PyTorch's, read module by module, with their weights. Training scans over the steps
 of a call, and over the micro-batches of each step; weights and states are donated. Values are
 compared with plain PyTorch's after the first call: XLA is known to compute wrong sums in some
-fusions. JAX is an extra of the benchmarks (`pip install 'ipu_dynamo[bench]'`); without it JAX
+fusions. JAX is an extra of the benchmarks (`pip install '.[bench]'`); without it JAX
 takes no part.
 """
 

@@ -23,7 +23,7 @@ def check() -> None:
         import keras
     except ImportError as error:
         raise ImportError(
-            'ipu_dynamo.keras needs Keras: pip install "ipu_dynamo[keras]"'
+            "ipu_dynamo.keras needs Keras: run pip install '.[keras]' in the checkout"
         ) from error
     backend = keras.config.backend()
     if backend != "torch":

@@ -8,7 +8,7 @@ try:
     import typeguard as _typeguard  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        'ipu_dynamo.optimum needs typeguard: pip install "ipu_dynamo[optimum]"'
+        "ipu_dynamo.optimum needs typeguard: run pip install '.[optimum]' in the checkout"
     ) from error
 
 from ipu_dynamo.optimum.checkpoint import recomputation_checkpoint as recomputation_checkpoint

@@ -1,6 +1,6 @@
 """Test models and passes: random models, graphs and placements, and comparisons with PyTorch.
 
-The comparisons need torch only; the strategies need hypothesis (`pip install ipu_dynamo[testing]`)
+The comparisons need torch only; the strategies need hypothesis (extra `testing`)
 and are loaded on first use.
 
 Example:

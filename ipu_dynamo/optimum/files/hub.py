@@ -92,5 +92,5 @@ def _library(repo_id: str) -> Any:
     except ImportError as error:
         raise ImportError(
             f"the repository {repo_id!r} is on the Hub, and huggingface_hub is not installed: "
-            'pip install "ipu_dynamo[optimum]"'
+            "run pip install '.[optimum]' in the checkout"
         ) from error

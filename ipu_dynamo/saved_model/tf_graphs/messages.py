@@ -8,7 +8,7 @@ Source: tensorflow/core/protobuf and tensorflow/core/framework, `*.proto`.
 from functools import cache
 from typing import Any
 
-_EXTRA = "pip install 'ipu_dynamo[saved-model]'"
+_EXTRA = "run pip install '.[saved-model]' in the checkout"
 
 # message: field: (number, type); `*` in front means that it is repeated
 _MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
