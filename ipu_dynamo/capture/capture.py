@@ -21,8 +21,8 @@ from ipu_dynamo.program import Overlap
 from ipu_dynamo.program.ir.made_names import alone, users
 
 # Keys of node.meta, from the earliest writer to the last reader.
-NAME = "ipu.name"  # str: what a user's operator makes, by module and operator; set by NameValues
-MATMUL_NAME = "ipu.matmul_name"  # str: what a linear layer has before its bias; likewise
+NAME = "ipu.name"  # str: the result of a user's operator, by module and operator; set by NameValues
+MATMUL_NAME = "ipu.matmul_name"  # str: a linear layer's result before the bias; likewise
 WANTED_GRADIENTS = "ipu.wanted_gradients"  # frozenset: names of the node's of which it is anchored
 STAGE = "ipu.stage"  # int: the pipeline stage; set by placement, kept through differentiation
 START = "ipu.start"  # bool: the gradient that the backward pass begins with; set by StartBackward
@@ -57,7 +57,7 @@ OutputKind = Literal["value", "mutation", "gradient", "count"]
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """What an input of the graph is.
+    """The role of one input of the graph.
 
     Args:
         name: dotted name in the module, or the argument's name with its path (`batch['x'][0]`).
@@ -72,8 +72,11 @@ class Placeholder:
 
 @dataclass(frozen=True, slots=True)
 class OutputRole:
-    """What an output of the graph is: a returned `value`, what becomes of placeholder `name`, or
-    the `count` of the elements of a gradient that are not large."""
+    """The role of one output of the graph.
+
+    It is a returned `value`, the new value of placeholder `name`, or the `count` of the elements
+    of a gradient that are not large.
+    """
 
     kind: OutputKind
     name: str
@@ -135,7 +138,7 @@ class Report:
         names: of the values that `AnchorValues` can return.
         gradients: of the parameters and values with a gradient; set by `Differentiate`.
         anchors: the output stream of each anchored value.
-        prints: what is printed, by its output stream, in order; set by `PrintTensors`.
+        prints: the printed values, by their output streams, in order; set by `PrintTensors`.
     """
 
     structure: Structure = NO_STRUCTURE
@@ -205,12 +208,12 @@ class Capture:
         return list(self.output_node.args[0])  # type: ignore[arg-type]
 
     def set_returned(self, nodes: Sequence[fx.Node | None], roles: Sequence[OutputRole]) -> None:
-        """Replace the output tuple and what is known of it."""
+        """Replace the output tuple and the roles of the outputs."""
         self.output_node.args = (tuple(nodes),)
         self.outputs = tuple(roles)
 
     def return_value(self, node: fx.Node) -> str:
-        """Return `node` behind all other values; the name of its stream."""
+        """Make `node` the last returned value; return the name of its stream."""
         stream = str(sum(role.kind == "value" for role in self.outputs))
         self.set_returned([*self.returned, node], [*self.outputs, OutputRole("value", stream)])
         return stream

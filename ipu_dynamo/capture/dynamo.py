@@ -167,7 +167,7 @@ def computed_results(capture: Joint) -> list[fx.Node]:
 
 
 def _examples(roles: Mapping[fx.Node, Placeholder]) -> dict[str, Tensor]:
-    """Fake tensors of what is no input: the real ones are passed by the caller."""
+    """Fake tensors of the parameters and buffers; the caller passes the real ones."""
     return {role.name: n.meta["val"] for n, role in roles.items() if role.kind != "input"}
 
 

@@ -51,7 +51,7 @@ def changed_attributes(capture: Traced) -> list[tuple[Tensor, Tensor]]:
 
 
 def known_values(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> dict[fx.Node, Tensor]:
-    """What those of `nodes` are in the end that depend on nothing but constants.
+    """The final values of those of `nodes` that depend on constants only.
 
     Reads a freshly traced graph, changes nothing.
     """
@@ -72,7 +72,7 @@ def _run(graph: fx.Graph, copies: Mapping[str, Tensor]) -> tuple[dict[fx.Node, A
     """Run what depends on `copies` alone, which stand for the tensors that the graph holds.
 
     Returns:
-        what was computed; the memory of tensors that were changed to values that are not known.
+        the computed values by node; the memory of tensors that unknown values were written to.
     """
     known: dict[fx.Node, Any] = {}
     lost: set[int] = set()
@@ -111,5 +111,5 @@ def _all_known(node: fx.Node, known: dict[fx.Node, Any], lost: set[int]) -> bool
 
 
 def _memory(value: Any) -> int:
-    """Where the elements of a tensor lie; 0 for what is none."""
+    """The address of a tensor's memory; 0 if `value` is no tensor."""
     return value.untyped_storage().data_ptr() if isinstance(value, Tensor) else 0

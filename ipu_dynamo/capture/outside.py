@@ -1,8 +1,8 @@
 """Note which tensors of the user's a trace takes by their value, and whether they still have it.
 
 A tensor that is no input, parameter or buffer, but an attribute, a global or a variable around the
-model, is a constant of the program: what an operator reads of it, and what Python makes of it, a
-number, an index or a NumPy array. Each is kept with its value and the line that took it.
+model, is a constant of the program. So is a number, an index or a NumPy array that Python makes of
+it. Each such tensor is kept with its value and the line that read it.
 """
 
 import linecache
@@ -36,12 +36,12 @@ from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 from ipu_dynamo.ops.private.thread_modes import KeptGradMode
 
-# What Python makes of a tensor's values.
+# Methods by which Python reads a tensor's values.
 _READS = {
     "__array__", "__bool__", "__complex__", "__deepcopy__", "__dlpack__", "__float__", "__index__",
     "__int__", "item", "numpy", "tolist",
 }  # fmt: skip
-# What takes no value of a tensor.
+# Methods that read no value of a tensor.
 _LOOKS = {
     "__format__", "__get__", "__hash__", "__len__", "__repr__", "data_ptr", "dim", "element_size",
     "get_device", "is_complex", "is_conj", "is_contiguous", "is_floating_point", "is_inference",
@@ -71,12 +71,12 @@ class OutsideTensor:
     """A tensor of the user's that a trace took by its value.
 
     Args:
-        name: what the user calls it; "" for one without a name.
+        name: its name in the user's program; "" for one without a name.
         tensor: the user's own.
         value: what it was.
         where: the line that read it first.
         holder: the namespace that has it under `key`: of a module, or of a file.
-        is_news: whether a warning tells of it.
+        is_news: whether a warning names it.
     """
 
     name: str
@@ -98,7 +98,7 @@ class OutsideTensor:
 
 
 def changed(outside: Sequence[OutsideTensor]) -> str | None:
-    """Which tensor is no longer what its program was compiled with, in words; None: none is."""
+    """Name the first tensor whose value has changed since compilation; None: none has."""
     for one in outside:
         if one.is_changed:
             return (
@@ -123,8 +123,8 @@ class OutsideReads(TorchFunctionMode):
 
     Args:
         attributes: plain tensors of modules, by identity, with the copies that forward sees.
-        stand_ins: what stands for the model's own tensors, by their identity. Python may have kept
-            one of these in another place than the module's own.
+        stand_ins: the traced tensors that stand for the model's own, by the identity of the latter.
+            Python may have kept a model's own tensor in another place than the module.
     """
 
     def __init__(self, attributes: Mapping[int, TensorAttribute], stand_ins: Mapping[int, Tensor]):
@@ -179,8 +179,8 @@ class OutsideReads(TorchFunctionMode):
             self._made.append((weakref.ref(tensor), code, line))
 
     def left(self) -> list[tuple[Tensor, fx.Node | None, str]]:
-        """Tensors of the trace that Python still has after it, with what they are in the graph, and
-        the line that made each."""
+        """Tensors of the trace that Python still has after it: each with its node in the graph, and
+        the line that made it."""
         alive: dict[int, tuple[Tensor, fx.Node | None, str]] = {}
         for reference, code, line in self._made:
             if (tensor := reference()) is not None and id(tensor) not in alive:
@@ -192,7 +192,7 @@ class OutsideReads(TorchFunctionMode):
         return list(alive.values())
 
     def of(self, module: fx.GraphModule) -> tuple[OutsideTensor, ...]:
-        """All that were read, with those that only the traced graph tells of."""
+        """All tensors that were read, also those that are only found in the traced graph."""
         self._noted |= outside_of_graph(module, self._noted, self._copies)
         return tuple(self._noted.values())
 
@@ -245,7 +245,7 @@ def outside_of_graph(
         value = values[key]
         made = all(user.target is aten.lift_fresh_copy.default for user in users)
         if made and value.untyped_storage().resizable():
-            continue  # forward made it of numbers; nobody else has it
+            continue  # forward made it of numbers; no other code has it
         where = source_line(users[0]) if users else "unknown source"
         copy = copies.get(key)
         name, tensor = (copy.name, copy.tensor) if copy else ("", value)
@@ -255,7 +255,7 @@ def outside_of_graph(
 
 @contextmanager
 def objects_followed() -> Iterator[None]:
-    """Let forward use tensors as Python objects, which no operator tells of.
+    """Let forward use tensors as Python objects, in ways that record no operator.
 
     `copy.copy` gives the same memory, without a gradient. A tensor of a class of the user's, made
     from Python values, is a constant. Others are refused.
@@ -319,7 +319,7 @@ def _returned(tensor: Tensor) -> Tensor:
 
 
 def _read(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What Python reads of a tensor that is no traced one."""
+    """Let Python read a tensor, if its value does not depend on the trace's inputs."""
     tensor = args[0]
     if is_traced(tensor):  # forward has changed it
         known = constant_value(tensor)
@@ -364,7 +364,7 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _called(tensor: Tensor) -> tuple[str, Mapping[str, Any]]:
-    """What the user's innermost line calls a tensor, and the file's names, if it is one of them."""
+    """A tensor's name in the user's innermost frame; with the file's names, if it is a global."""
     frame = _users_frame()
     if frame is None:
         return "", {}

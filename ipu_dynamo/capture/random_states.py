@@ -10,7 +10,7 @@ from ipu_dynamo import noted_warnings
 
 
 def random_states() -> tuple[Any, ...]:
-    """What changes when Python's generator, or NumPy's global one, draws."""
+    """The states of Python's generator and of NumPy's global one: draws change them."""
     numpy = sys.modules.get("numpy")
     drawn = numpy.random.get_state() if numpy is not None else ()
     return random.getstate(), tuple(

@@ -51,7 +51,7 @@ def module_scopes(model: object) -> AbstractContextManager[None]:
 
 
 def _within(paths: Mapping[int, list[str]], original: Callable[..., Any]) -> Callable[..., Any]:
-    """What calls a module in its scope: its path below that of the module that calls it."""
+    """Call a module in its scope: its path below that of the module that calls it."""
     outer: list[list[str]] = [[]]
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -136,8 +136,8 @@ def attributes_swapped(model: Model, attributes: Mapping[int, TensorAttribute]) 
 
 
 def attributes_of(model: Model) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Each module's path, the dictionaries of its attributes, buffers and parameters, and what
-    these hold now."""
+    """List each module's path, with each dictionary of its attributes, buffers or parameters, and
+    a copy of that dictionary."""
     modules = model.named_modules() if isinstance(model, nn.Module) else ()
     return [
         (path, held, dict(held))
@@ -147,8 +147,8 @@ def attributes_of(model: Model) -> list[tuple[str, dict[str, Any], dict[str, Any
 
 
 def restore_attributes(before: Sequence[tuple[str, dict[str, Any], dict[str, Any]]]) -> None:
-    """Take tensors of a trace out of a model: constants become tensors with values; for others
-    there is again what was there before the trace, and a warning."""
+    """Take tensors of a trace out of a model. Constants become tensors with values. Other
+    attributes get their values from before the trace again, with a warning."""
     for path, held, earlier in before:
         for name, value in list(held.items()):
             if not is_left(value):

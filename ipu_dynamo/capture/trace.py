@@ -138,7 +138,7 @@ def trace(
 
     Raises:
         CompileError: the Python depends on the value of a tensor, replaces a parameter or
-            buffer, or uses what a graph cannot express.
+            buffer, or has effects that a graph cannot express.
     """
     if (path := compiled_part(model)) is not None:
         raise CompileError(
@@ -242,7 +242,7 @@ def trace(
                 hint=f"{hint} ({example}), or move the decision out of the model",
                 id="value",
             ) from error
-        except Exception as error:  # the user's own, or torch's for what the user wrote
+        except Exception as error:  # of the user's code, or raised by torch for it
             made = [role for role, tensor in held if tensor.is_inference()]
             if made and "inference tensor" in str(error).lower():
                 raise CompileError(
@@ -254,7 +254,7 @@ def trace(
             explain(error, names)
             raise
         finally:
-            inputs.clear()  # what is alive from now on is what Python has kept
+            inputs.clear()  # tensors still alive after this were kept by Python
             if reads:
                 _settle(reads[-1], graph)
                 restore_attributes(state)
@@ -328,7 +328,7 @@ def _refuse_unknown_objects(arguments: Arguments) -> None:
 
 
 def _refuse_unknown_results(leaves: Sequence[Any]) -> None:
-    """Refuse objects whose tensors are all that forward returns.
+    """Refuse results of forward that have tensors only inside unknown objects.
 
     Next to tensors, as caches of language models are, they may go unread; their tensors raise.
     """

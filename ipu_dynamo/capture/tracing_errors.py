@@ -15,7 +15,7 @@ from ipu_dynamo.ops.private.graphs import pytree
 def explain(error: Exception, names: Mapping[int, str]) -> None:
     """Note where an error of PyTorch was raised, and let it speak of the user's tensors.
 
-    What the user's own code raised stays as it is: its traceback ends at that line.
+    An error that the user's own code raised is not changed: its traceback ends at that line.
 
     Args:
         names: of the model's inputs, parameters and buffers, by the identity of their stand-ins.
@@ -37,9 +37,9 @@ def operator_of(error: Exception) -> str:
 
 
 def user_lines(trace: TracebackType | None) -> None:
-    """Cut out of a traceback what lies between the user's lines, but for its first entry.
+    """Keep only the first entry of a traceback and the user's lines.
 
-    Where no line is the user's, all stay: the error is one of this project.
+    If no line is the user's, keep all: the error is one of this project.
     """
     entries = []
     while trace is not None:
@@ -71,7 +71,7 @@ def _operator(frames: list[FrameType], names: Mapping[int, str]) -> str:
 
 
 def _text(value: Any, names: Mapping[int, str]) -> str:
-    """A value as an argument; a tensor by its dtype and shape, and what the user calls it."""
+    """Print a value as an argument; a tensor as its name in the model, dtype and shape."""
     if not isinstance(value, Tensor):
         return repr(value)
     text = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

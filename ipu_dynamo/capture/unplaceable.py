@@ -1,4 +1,4 @@
-"""List what a captured graph holds that no IPU runs: all of it at once, with lines and advice."""
+"""List all nodes of a captured graph that no IPU runs, with lines and advice."""
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
@@ -110,7 +110,7 @@ def _reasons(node: fx.Node, device: torch.device, known: set[str]) -> Iterator[t
     tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
     new = unbacked_symbols(value) - known
     known |= new
-    if new and tensors:  # a number may become a tensor again: the flat graph tells
+    if new and tensors:  # a number alone may become a tensor: the flat graph shows it
         yield _SHAPE
     for layout in {t.layout for t in tensors if t.layout is not torch.strided}:
         yield f"it makes a tensor of layout {layout}", "use sparse=False, or a dense tensor"

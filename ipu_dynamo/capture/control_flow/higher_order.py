@@ -1,8 +1,8 @@
 """Record `torch.cond`, `while_loop`, `scan` and `map` as loops and branches of our own.
 
-PyTorch's operators hold graphs as modules, compile what they call with Dynamo first, and scan has
-wrong gradients when Inductor compiles it. While a model is traced, calls of these operators end
-here. Integers that a `while_loop` carries become tensors.
+PyTorch's operators hold graphs as modules and compile the called functions with Dynamo first. A
+scan has wrong gradients when Inductor compiles it. So while a model is traced, this file records
+the calls of these operators. Integers that a `while_loop` carries become tensors.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,18 +35,18 @@ def higher_order_recorded() -> AbstractContextManager[None]:
 
 
 def for_loop(count: int, body: Callable[..., Any], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Call `body` `count` times, each time with what it returned before.
+    """Call `body` `count` times, each time with the results of the call before.
 
     In a program it is one operator, whose size does not grow with the count. `body` gets its
-    inputs by value: what it changes in place does not escape.
+    inputs by value: in-place changes of them stay within the call.
 
     Args:
         body: takes as many tensors as there are inputs; returns a tensor, a list or a tuple of as
             many of the same shapes and dtypes. It may read other tensors.
-        inputs: what the first iteration gets.
+        inputs: the tensors for the first iteration.
 
     Returns:
-        What the last iteration returned; copies of the inputs, if there is none.
+        The results of the last iteration; copies of the inputs, if `count` is 0.
 
     Source: PopTorch user guide, "poptorch.for_loop".
     """
@@ -81,7 +81,7 @@ def cond(
     tensor from outside.
 
     Returns:
-        What the function returned, a tensor, list or tuple, as a list.
+        The result of the function that ran (a tensor, list or tuple), as a list.
 
     Source: PopTorch user guide, "poptorch.cond".
     """

@@ -30,17 +30,20 @@ WITH_GRADIENT = "use scan or ipu_dynamo.for_loop, or detach what it reads"
 
 @dataclass(eq=False)
 class ControlFlow:
-    """A loop or a branch, before autograd. Its tensors are those that are carried (of a branch the
-    predicate), those whose rows are read one by one, and those that all iterations read.
+    """A loop or a branch, before autograd.
+
+    It takes tensors of three kinds, in this order. An iteration gets carried ones from the one
+    before (a branch has its predicate instead). It reads one row of each scanned tensor. The others
+    are the same for all iterations.
 
     Args:
-        bodies: what it calls: a loop one, a branch two, a `while_loop` condition and body; each
-            takes what is carried (not the predicate), a row of each, and what all read.
+        bodies: its graphs: a loop has one, a branch two, a `while_loop` condition and body. Each
+            takes the carried tensors (not the predicate), a row of each scanned one, and the rest.
         carried, scanned: how many tensors are.
         count: of iterations.
         where: the user's line.
-        lowered: what calls its operator, by which of its tensors require a gradient: PyTorch runs
-            a graph several times while it differentiates it, and the bodies become the same.
+        lowered: the calls of its operator, by which of its tensors require a gradient: PyTorch runs
+            a graph several times while it differentiates it, and each run needs the same bodies.
     """
 
     kind: Kind
@@ -53,7 +56,7 @@ class ControlFlow:
 
     @property
     def results(self) -> list[Tensor]:
-        """What it gives, as tensors of whichever mode is entered."""
+        """Its results, as empty tensors; in a fake or meta mode they are tensors of that mode."""
         tensors = []
         for number, node in enumerate(self.bodies[-1].returned):
             assert node is not None
@@ -65,7 +68,7 @@ class ControlFlow:
 
     @property
     def title(self) -> str:
-        """What users call it."""
+        """Its name in messages to users."""
         return {"loop": "a loop", "while_loop": "a while_loop", "branch": "a cond"}[self.kind]
 
 
@@ -178,7 +181,7 @@ def _trace(function: Callable[..., Any], examples: list[Tensor], where: str) -> 
 
 
 def _united(bodies: Sequence[_Traced]) -> list[Tensor]:
-    """What any of several bodies reads from outside, each once."""
+    """The tensors from outside that at least one of the bodies reads, each once."""
     return list({id(t): t for traced in bodies for t in traced.captured}.values())
 
 
@@ -227,7 +230,7 @@ def body_capture(module: fx.GraphModule) -> Traced:
 
 
 def writes_from_outside(write: fx.Node, where: str = "") -> CompileError:
-    """The error for a body that changes what it is not given by value."""
+    """The error for a body that changes a tensor in place that it does not get by value."""
     return CompileError(
         "the body of a loop or branch changes a tensor from outside in place, which may be a "
         "parameter",
@@ -239,7 +242,7 @@ def writes_from_outside(write: fx.Node, where: str = "") -> CompileError:
 
 
 def _copy_written(graph: fx.Graph, inputs: Sequence[fx.Node], by_value: int, where: str) -> None:
-    """Let a body write a copy of what it is given by value; refuse to write anything else."""
+    """Let a body write to copies of the inputs that it gets by value; refuse other writes."""
     written = {owner(target): node for node in graph.nodes for target in written_arguments(node)}
     first = next(node for node in graph.nodes if node.op != "placeholder")
     for number, node in enumerate(inputs):
@@ -257,7 +260,7 @@ def _copy_written(graph: fx.Graph, inputs: Sequence[fx.Node], by_value: int, whe
 def _check_carried(
     carried: Sequence[Tensor], results: Sequence[Tensor], where: str, *, surplus: bool
 ) -> None:
-    """Raise unless a body returns what it carries in the types in which it gets it.
+    """Raise unless a body returns the carried tensors with the types of its inputs.
 
     Args:
         surplus: it may return more, as that of a scan does.

@@ -1,8 +1,8 @@
-"""Let a traced model call `torch.vmap`: record what it computes for all rows at once.
+"""Let a traced model call `torch.vmap`: record the operators on all rows at once.
 
 A trace records operators above the place where `vmap` adds the dimension, and would see those of
-one row. So what is vectorised is traced by itself, below that place, and its operators are called
-again in the trace of the model.
+one row. So the vectorised function is traced by itself, below that place, and the operators of this
+trace are called again in the trace of the model.
 
 Call     torch.vmap(lambda row: row @ self.weight)(%x)
 Recorded %y = aten.mm(%x, %weight), and so on
@@ -29,8 +29,8 @@ from ipu_dynamo.errors import CompileError, called_from
 @contextmanager
 def vectorised_calls() -> Iterator[None]:
     """While tracing, record calls of `torch.vmap` and gradients that the model takes by
-    `torch.func.grad`; in this thread only. `jvp`, `vjp` and what is made of them are refused."""
-    inside = trained = False  # whether what is vectorised may be differentiated
+    `torch.func.grad`; in this thread only. `jvp`, `vjp` and functions made of them are refused."""
+    inside = trained = False  # trained: the vectorised function may be differentiated
     where = ""  # the line that vectorises
 
     def vectorised(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -28,10 +28,11 @@ from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 def custom_functions_kept() -> Iterator[list[CustomCall]]:
     """While tracing, record each `Function.apply` as one operator; in this thread only.
 
-    Gives the list of what these operators call: the graph works while the list is kept.
+    Yields the list of the functions that these operators call. The graph works only as long as the
+    caller keeps this list.
 
-    Tensor hooks and gradients that the model takes itself are recorded, too. What is replaced is
-    below the public functions, which models may have taken before: `steep = Steep.apply`.
+    Tensor hooks and gradients that the model takes itself are recorded, too. The replaced functions
+    are below the public ones, since models may have a reference to those: `steep = Steep.apply`.
     """
     inside = False
     kept: list[CustomCall] = []

@@ -21,7 +21,7 @@ Gradient = Callable[..., Sequence[Tensor | None]]
 
 @dataclass(frozen=True, slots=True)
 class CustomOperator:
-    """What computes an operator.
+    """The functions that compute an operator and its gradient.
 
     Args:
         function: takes the inputs, and the attributes by name; returns a tensor or several.
@@ -47,7 +47,7 @@ def register_custom_operator(
 ) -> None:
     """Let a function of PyTorch's operators compute a custom operator, from the next trace on.
 
-    It takes the place of what was registered under that name before.
+    It replaces an operator that was registered under that name before.
 
     Args:
         function: takes the inputs, and the operator's attributes by name; returns a tensor or a
@@ -76,7 +76,7 @@ def custom_operator(
     """The results of a custom operator, by the function that is registered for it.
 
     Args:
-        example_outputs: tensors with the shapes and types of the results; None: whatever they are.
+        example_outputs: tensors with the shapes and types of the results; None: any are right.
 
     Raises:
         CompileError: nothing is registered under that name, or it returns other shapes or types
@@ -112,7 +112,7 @@ def _computed(
 
 
 class _WithGradient(torch.autograd.Function):
-    """A custom operator that says itself what its gradient is."""
+    """A custom operator with a gradient function of its own."""
 
     @staticmethod
     def forward(
@@ -136,7 +136,7 @@ def _several(tensors: Tensor | Sequence[Tensor]) -> list[Tensor]:
 
 
 def _check(called: str, results: Sequence[Tensor], examples: Sequence[Tensor]) -> None:
-    """Raise where results are not what the examples say, up to what 64-bit types become."""
+    """Raise unless the results have the examples' shapes and types (64-bit ones as 32-bit)."""
     if len(results) != len(examples):
         raise CompileError(
             f"{called}, has {len(results)} results, but example_outputs {len(examples)} tensors",

@@ -1,6 +1,7 @@
 """Let a model call Python functions of the host, with values, while its program runs.
 
-A trace calls the function once, on zeros, to learn what it returns, and records one operator.
+A trace calls the function once, on zeros, to learn the form of its results, and records one
+operator.
 """
 
 import threading
@@ -25,7 +26,7 @@ from ipu_dynamo.ops.library.host_call import KnownFunction, layout, register
 
 @dataclass
 class HostCalls:
-    """What a trace needs for calls of host functions.
+    """Hold the state of a trace that calls of host functions need.
 
     Args:
         training: a program is made that trains.
@@ -40,7 +41,7 @@ class HostCalls:
 
 _trace: ContextVar[HostCalls | None] = ContextVar("host_calls", default=None)
 _here = threading.local()
-_TENSOR = object()  # stands for a tensor among what a function returns
+_TENSOR = object()  # stands for a tensor in the structure that a function returns
 
 
 def on_host() -> bool:
@@ -61,12 +62,12 @@ def host_calls(trace: HostCalls) -> Iterator[None]:
 class HostFunction:
     """A function that the host runs in the middle of a program.
 
-    Calling it in a model that `compile_inference` compiles makes one operator, which calls the
-    function once for each micro-batch and replica, in the order of micro-batches, one thread at a
-    time. The function gets copies of tensors, on the CPU; it may look at values, and use any
-    library. While compiling it is called once, on zeros: shapes and types of its results are those
-    of that call, and what else it returns is returned as it was then. Outside of such a model it is
-    just called. Programs with it cannot be saved.
+    Calling it in a model that `compile_inference` compiles makes one operator. The operator calls
+    the function once for each micro-batch and replica, in the order of micro-batches, one thread at
+    a time. The function gets copies of tensors, on the CPU; it may look at values, and use any
+    library. During compilation it is called once, on zeros. This call fixes the shapes and types of
+    its tensors, and its other results are constants of the program. Outside of such a model the
+    function is just called. Programs with it cannot be saved.
 
     Args:
         function: takes tensors and other values, returns any structure of tensors.

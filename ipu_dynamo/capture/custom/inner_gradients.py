@@ -2,8 +2,8 @@
 
 A trace records operators before autograd, but runs autograd on the tensors that stand for the
 model's. So it knows which gradients there are. Each call becomes an operator of
-`ops/marks/inner_gradients.py`, and `Differentiate`, where autograd runs for the program, computes
-what it stands for: gradients of gradients are right.
+`ops/marks/inner_gradients.py`. The pass `Differentiate` runs autograd for the program, and replaces
+this operator by the operators of the gradient. So gradients of gradients are right.
 
 Call     torch.autograd.grad(energy, positions, create_graph=True)
 Recorded %g = ipu.take_gradients([%energy], [%positions], [], [%one], True, True)
@@ -80,7 +80,7 @@ def remove_unread_marks(graph: fx.Graph) -> None:
 
 @contextmanager
 def unrecorded_gradients() -> Iterator[None]:
-    """Let autograd compute what is asked for meanwhile, and record its operators."""
+    """Within the context, let autograd compute gradients, and record its operators."""
     token = _plain.set(True)
     try:
         yield
@@ -141,7 +141,7 @@ def record_gradients(
 
 
 class _Handle:
-    """What `register_hook` returns in a trace."""
+    """The result of `register_hook` in a trace."""
 
     def remove(self) -> None:
         raise CompileError(
@@ -155,7 +155,7 @@ def record_hook(tensor: Tensor, function: Callable[[Tensor], Any]) -> _Handle:
     """Record a hook on a tensor of the model as a graph, which becomes part of backward.
 
     Raises:
-        CompileError: the hook returns nothing, so that what it does is done in Python.
+        CompileError: the hook returns nothing: its effect would be in Python, outside the graph.
         RuntimeError: the tensor has no gradient.
     """
     if not tensor.requires_grad:
@@ -189,7 +189,7 @@ def gradient_and_value(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[Any, Any]:
-    """What `torch.func.grad_and_value` computes, by `torch.autograd.grad`."""
+    """Compute `torch.func.grad_and_value` by `torch.autograd.grad`."""
     create = torch.is_grad_enabled()
     numbers = (argnums,) if isinstance(argnums, int) else argnums
     with torch.enable_grad():

@@ -1,4 +1,4 @@
 """Record calls of PyTorch's layers and losses otherwise than operator by operator.
 
-What is recorded computes the same; only such calls are replaced, and only while a model is traced.
+The recorded operators compute the same values. The calls are replaced only while a model is traced.
 """

@@ -1,6 +1,7 @@
 """Let a traced model compute CTC losses by an operator that programs have.
 
-PyTorch's own reads its lengths while it is traced, and the shape of what it saves depends on them.
+PyTorch's own operator reads its lengths while it is traced, and the shape of the tensor that it
+saves for backward depends on them.
 """
 
 from collections.abc import Callable, Mapping, Sequence

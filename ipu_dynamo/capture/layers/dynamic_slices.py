@@ -3,8 +3,9 @@
 Call     x[i * 4 : (i + 1) * 4]                      i is a tensor of the trace
 Recorded aten.index_select(x, 0, i * 4 + aten.arange(4))
 
-Shapes are static, so the length of a window has to follow from the operators that compute its ends:
-both are the same sum of integer tensors times numbers, and differ by a number. All else is refused.
+Shapes are static, so the length of a window has to follow from the operators that compute its ends.
+Both ends are the same sum of integer tensors times numbers, and differ by a number. Other windows
+are refused.
 A window is a copy, where PyTorch gives a view: `refuse_written_windows` looks for writes that would
 show the difference.
 """
@@ -223,7 +224,7 @@ def _is_whole(node: fx.Node) -> bool:
 
 
 def _look(node: fx.Node, seen: list[fx.Node]) -> Hashable:
-    """What tells a number from others: equal views and casts of one tensor are the same number."""
+    """A key that identifies a number: equal views and casts of one tensor have the same key."""
     seen.append(node)
     rest = (*node.args[1:], *node.kwargs, *node.kwargs.values())
     plain = all(isinstance(part, int | str | torch.dtype) for part in rest)
@@ -249,7 +250,7 @@ def _written_since(nodes: Sequence[fx.Node]) -> bool:
 
 
 def _memory(node: fx.Node) -> fx.Node:
-    """The node that made the memory of a tensor; a write gives what it has written."""
+    """The node that made the memory of a tensor, through views and in-place writes."""
     while True:
         made = owner(node)
         written = written_arguments(made)

@@ -1,7 +1,7 @@
 """Apply weights of one precision to inputs of another, as PopTorch does.
 
-A layer returns what it computes in the precision of its input: weights are converted where they are
-read, and stay as they are. Running statistics keep their own precision, too.
+A layer returns its result in the precision of its input. It casts weights when it reads them; the
+stored weights and running statistics keep their own precision.
 
 Source: PopTorch user guide, "Half/float precision support"; plain PyTorch refuses such layers.
 """

@@ -1,11 +1,11 @@
 """Pack sequences of different lengths without leaving anything out, while a model is traced.
 
-A packed sequence of PyTorch has as many rows as its sequences have steps together, which nobody
-knows before they are there. Here it holds the padded batch, `[steps * batch, size]`, and lengths
-beside it. Recurrent layers and `pad_packed_sequence` know what that means. Everything else would
-take padding for data, and is refused.
+A packed sequence of PyTorch has one row for each step of each sequence. Their number is not known
+at compile time. Here it holds the padded batch, `[steps * batch, size]`, and the lengths. Recurrent
+layers and `pad_packed_sequence` can handle this form. Other operators would take padding for data,
+and are refused.
 
-What eager PyTorch checks of lengths is checked when the program runs.
+Lengths are checked as eager PyTorch checks them, but when the program runs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ class PaddedSteps(int):
 
 @dataclass(frozen=True)
 class Packed:
-    """What is behind a packed sequence.
+    """The padded batch that a packed sequence stands for.
 
     Args:
         rows: stands for its data, `[steps * batch, ...]`.
@@ -63,7 +63,7 @@ class PackedSequences:
         self._by_sizes: dict[int, Packed] = {}
 
     def call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What `func` gives, where packed sequences may be among its arguments.
+        """Call `func`, whose arguments may contain packed sequences.
 
         Raises:
             CompileError: it would take padding for data.
@@ -89,7 +89,7 @@ class PackedSequences:
         return self._by_rows, self._by_sizes
 
     def of(self, rows: Tensor, sizes: Tensor) -> Packed:
-        """What is behind two tensors of a packed sequence."""
+        """The packed sequence to which two tensors, data and batch sizes, belong."""
         packed, other = self._by_rows.get(id(rows)), self._by_sizes.get(id(sizes))
         if packed is None or other is None or packed.lengths is not other.lengths:
             _refuse()
@@ -159,7 +159,7 @@ class PackedSequences:
 
 
 def _of_sizes(packed: Packed, func: Callable[..., Any], rest: Sequence[Any]) -> Any:
-    """What is known of batch sizes: the first one, and how many there are."""
+    """Read the known facts of batch sizes: the first one, and how many there are."""
     if func is torch.Tensor.__getitem__ and rest == (0,):
         return packed.batch
     if func is torch.Tensor.size and rest == (0,):

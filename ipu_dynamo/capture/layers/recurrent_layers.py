@@ -81,7 +81,7 @@ def recurrent_layers(
     *,
     lengths: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """What `torch.<kind>` computes, layer by layer.
+    """Compute `torch.<kind>` layer by layer.
 
     Args:
         lengths: how many steps each sequence has, `[batch]`; None: all of them.

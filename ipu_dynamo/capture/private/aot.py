@@ -103,8 +103,8 @@ _UNREAD = torch.tensor(())  # as PyTorch's states of random numbers begin
 def _one_unread_state() -> AbstractContextManager[None]:
     """Let AOTAutograd's states of random numbers share one tensor until they are set.
 
-    Each of its traces makes twelve of them, through all modes of the traces around it, and nobody
-    reads them: that was a twelfth of the time of a model with loops.
+    Each of its traces makes twelve of them, through all modes of the traces around it, and no code
+    reads them. This took a twelfth of the compile time of a model with loops.
     """
 
     def reset(state: Any) -> None:
@@ -115,7 +115,7 @@ def _one_unread_state() -> AbstractContextManager[None]:
 
 
 def lstms_in_operators() -> AbstractContextManager[None]:
-    """Keep oneDNN's LSTM out of what is differentiated: its operator saves tensors that
+    """Keep oneDNN's LSTM out of differentiated graphs: its operator saves tensors that
     AOTAutograd cannot handle, and has a backward that cannot be called on its own."""
     name = "select_one_layer_lstm_function"
     choose = in_this_thread(lambda *_: decompositions.one_layer_lstm, getattr(decompositions, name))

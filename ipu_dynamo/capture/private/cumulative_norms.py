@@ -37,7 +37,7 @@ def batches_counted() -> Iterator[None]:
 
 
 def _normalised(norm: BatchNorm, input: Tensor) -> Tensor:
-    """What a norm gives for a batch, which changes its averages."""
+    """Normalise a batch, and update the norm's averages."""
     count, averages = norm.num_batches_tracked, (norm.running_mean, norm.running_var)
     assert count is not None
     count.add_(1)

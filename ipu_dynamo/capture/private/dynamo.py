@@ -1,4 +1,4 @@
-"""Read what Dynamo says of a graph, and of what it skipped. Checked on PyTorch 2.13.0."""
+"""Read Dynamo's records of a graph and of skipped functions. Checked on PyTorch 2.13.0."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -116,7 +116,7 @@ def errors_are_swallowed() -> bool:
 
 
 def compile_count(gm: fx.GraphModule) -> tuple[int, int]:
-    """Which frame `gm` was captured from, and how often that was captured before."""
+    """The number of the frame of `gm`, and of the captures of this frame before."""
     identity = gm.meta.get("dynamo_compile_id")
     return (-1, 0) if identity is None else (identity.frame_id, identity.frame_compile_id)
 

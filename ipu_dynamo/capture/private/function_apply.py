@@ -1,9 +1,9 @@
 """Replace what `torch.autograd.Function.apply` does, also where a model took the method before.
 
-PyTorch 2.13 has `apply` in Python, below the one that models see. In 2.14 it is a builtin. A class
-that is asked for it gives the record instead, through the metaclass. A model that took
-`steep = Steep.apply` before holds the builtin, which asks the class for `_backward_cls`, as nobody
-else does, and then for `forward`: there another forward is given.
+PyTorch 2.13 has `apply` in Python, below the one that models see. In 2.14 it is a builtin, and the
+metaclass returns the recording function when a class's attribute `apply` is read. A model that took
+`steep = Steep.apply` before holds the builtin. This reads the class's `_backward_cls`, as no other
+code does, and then `forward`: the metaclass then returns a forward that records.
 """
 
 import threading

@@ -21,13 +21,13 @@ class NotSeparableError(Exception):
 class OperatorLog(TorchDispatchMode):
     """While entered, notes the operators of each owner of tensors.
 
-    What hangs on tensors of no owner is described where an owner takes it.
+    A value that depends on no owner's tensors is described in the line of the owner that reads it.
 
     Args:
-        owned: tensors, each with its owner and what it is called there.
+        owned: tensors, each with its owner and its name there.
 
     Attributes:
-        lines: of each owner, its operators in order, with what they take.
+        lines: of each owner, its operators in order, with their arguments.
     """
 
     def __init__(self, owned: list[tuple[Tensor, int, str]]) -> None:
@@ -39,7 +39,7 @@ class OperatorLog(TorchDispatchMode):
         self._alive: list[Tensor] = [tensor for tensor, _, _ in owned]
 
     def described(self, value: Any) -> str:
-        """What a value is: how it came about, or what Python prints."""
+        """Describe a value: a tensor by the operators that made it, others by their `repr`."""
         if isinstance(value, Tensor):
             return self._of(value)[1]
         if isinstance(value, list | tuple):

@@ -1,9 +1,9 @@
 """Let PyTorch record operators with less Python; the graph is the same.
 
-PyTorch looks up the whole stack of every operator, and keeps few of its lines. And while it records
-an operator, what it asks of tensors goes through the modes that replace the user's functions. Names
-of PyTorch are replaced meanwhile; they answer other threads as they did before. Checked on PyTorch
-2.13.0.
+PyTorch looks up the whole stack of every operator, and keeps few of its lines. While it records an
+operator, its own reads of tensors pass through the modes that replace the user's functions. This
+file replaces names of PyTorch for a while; other threads still get the original behaviour. Checked
+on PyTorch 2.13.0.
 """
 
 import sys
@@ -22,7 +22,7 @@ from ipu_dynamo.ops.private.replacing import TrueInThisThread, in_this_thread, r
 
 @contextmanager
 def shortened_recording() -> Iterator[None]:
-    """Shorten what is recorded by this thread meanwhile."""
+    """Shorten the work of recording, in this thread and within the context."""
     stack = _ForwardFrames(vars(proxy)["CapturedTraceback"])
     with (
         replaced(proxy, "CapturedTraceback", stack),
@@ -71,9 +71,9 @@ class _Stack:
 
 
 def _without_modes(original: Any) -> Any:
-    """What records an operator of PyTorch's own outside of the modes that functions have.
+    """Record operators of PyTorch's own outside of the modes that replace functions.
 
-    Operators of others stay within: what they call to say how their results look is the user's.
+    Operators of others stay within the modes: their shape functions are the user's code.
     """
 
     def proxy_call(mode: Any, func: Any, *arguments: Any) -> Any:
@@ -86,7 +86,7 @@ def _without_modes(original: Any) -> Any:
 
 
 def _asking(original: Any) -> Any:
-    """What notes how tensors look: it asks them outside of those modes."""
+    """Read the metadata of tensors outside of the modes that replace functions."""
 
     def track_tensor_tree(*arguments: Any, **named: Any) -> Any:
         with torch._C.DisableTorchFunction():

@@ -48,7 +48,7 @@ def load_graph(data: bytes) -> fx.GraphModule:
     graph = GraphPickler.loads(data, FakeTensorMode(shape_env=ShapeEnv()))
     assert isinstance(graph, fx.GraphModule)
     for node in graph.graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverloadPacket):  # a copy, equal to no other
+        if isinstance(node.target, torch._ops.OpOverloadPacket):  # a copy, not the registered one
             namespace, name = node.target._qualified_op_name.split("::")
             node.target = getattr(getattr(torch.ops, namespace), name)
     graph.recompile()

@@ -61,7 +61,7 @@ def trace_body(
 
 
 def quote_body(function: object) -> None:
-    """Let lines of a user's function be found behind its operators; of a partial, what it calls."""
+    """Record lines of a user's function as sources of its operators; of a partial, of its parts."""
     if isinstance(function, partial):
         for part in (function.func, *function.args, *function.keywords.values()):
             quote_body(part)
@@ -94,8 +94,8 @@ def _captured(module: fx.GraphModule) -> list[Tensor]:
 def operators_replaced(by: dict[object, Callable[..., Any]]) -> Iterator[None]:
     """Call these functions where this thread would call operators that hold graphs.
 
-    PyTorch's functions for users, which models may have taken before, would let Dynamo look at
-    what they call; then they call the operator.
+    Models may hold references to PyTorch's public functions. Those would compile the called
+    functions with Dynamo before they call the operator; this step is replaced, too.
     """
 
     def called(function: Callable[..., Any], args: Sequence[Any], kwargs: Any = None) -> Any:

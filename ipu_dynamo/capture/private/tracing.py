@@ -87,7 +87,7 @@ pad_packed_sequence = torch._pad_packed_sequence
 
 
 def shape_of_values(error: BaseException | None) -> str:
-    """The operator whose result has a shape that depends on values, "" for any other error."""
+    """The operator in an error about a shape that depends on values, "" for any other error."""
     if not isinstance(error, DynamicOutputShapeException):
         return ""
     return str(error.func).removesuffix(".default")
@@ -131,13 +131,13 @@ def is_traced(tensor: Tensor) -> bool:
 
 
 def node_of(tensor: Tensor, tracer: Any) -> fx.Node | None:
-    """What a tensor of a trace is in its graph by now."""
+    """The current node of a traced tensor in its graph."""
     proxy = get_proxy_slot(tensor, tracer, None)
     return None if proxy is None else proxy.proxy.node
 
 
 def tracer_here() -> Any:
-    """What records in this thread."""
+    """The tracer that records in this thread."""
     mode = get_proxy_mode()
     return None if mode is None else mode.tracer
 
@@ -166,7 +166,7 @@ def look_of(fake: Tensor) -> Tensor:
 
 
 def leave(tensor: Tensor, real: Tensor | None, where: str) -> None:
-    """Let a tensor that Python has kept from a trace be what it is in fact, or say what it was."""
+    """Turn a tensor that Python has kept from a trace into its value, or a tensor that raises."""
     if real is not None and tensor.requires_grad:
         real.requires_grad_()
     tensor.__class__ = _Left
@@ -191,7 +191,7 @@ def real_of(tensor: Tensor) -> Tensor:
     """The value of a tensor that Python has kept from a trace.
 
     Raises:
-        CompileError: it hangs on the inputs, weights or random numbers of the trace.
+        CompileError: it depends on inputs, weights or random numbers of the trace.
     """
     real: Tensor | None = vars(tensor)["ipu_real"]
     if real is None:
@@ -296,7 +296,8 @@ def functional_transforms_replaced(
 
     Args:
         vectorised: takes the function that it replaces, and its arguments.
-        differentiated: takes the name of what it replaces, that, and its arguments.
+        differentiated: takes the name of the function that it replaces, this function, and its
+            arguments.
     """
     apis, transforms = torch._functorch.apis, torch._functorch.eager_transforms
     original = vars(apis)["vmap_impl"]
@@ -319,7 +320,7 @@ def graph_being_traced() -> fx.Graph | None:
 def constant_value(tensor: Tensor) -> Tensor | None:
     """The value of a tensor that a trace of this thread makes of constants alone.
 
-    None: it hangs on an input or on random numbers, or there is no trace.
+    None: it depends on an input or on random numbers, or there is no trace.
     """
     mode = get_proxy_mode()
     proxy = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
@@ -368,7 +369,7 @@ def autocasts(graph: fx.Graph) -> Iterator[tuple[fx.Node, tuple[fx.Node, ...]]]:
 
 @contextmanager
 def autocast_again(entered: Sequence[fx.Node]) -> Iterator[None]:
-    """What the nodes have switched."""
+    """Set autocast as the nodes have set it."""
     switches = [node.target(*node.args) for node in entered]  # type: ignore[operator]
     try:
         yield

@@ -1,6 +1,6 @@
-"""Run an optimiser's Python on stand-ins: numbers are symbols, what it decides by them is noted.
+"""Run an optimiser's Python on stand-ins: numbers are symbols, decisions become guards.
 
-Every use of PyTorch's private names that this takes. Checked on PyTorch 2.13.0.
+This file has all private names of PyTorch that this needs. Checked on PyTorch 2.13.0.
 """
 
 import builtins
@@ -86,7 +86,7 @@ class StandIns:
         return fake
 
     def conditions(self) -> list[tuple[Any, str]]:
-        """What held for this tracing, as expressions over symbols, each with the line behind it."""
+        """The conditions that this trace relies on, as expressions over symbols, with lines."""
         env = self._env
         found = [(guard.expr, _line_of(guard)) for guard in env.guards]
         asserts = env.deferred_runtime_asserts.values()
@@ -207,7 +207,7 @@ def _tensor(value: Any) -> Tensor:
     return value if isinstance(value, Tensor) else torch.full((), value)
 
 
-# What graphs have for these: functions of tensors.
+# The functions of tensors that graphs have for these.
 SYMBOLIC_FUNCTIONS: dict[Any, Callable[..., Tensor]] = {
     function: getattr(torch, name) for name, function in _FUNCTIONS.items()
 }
@@ -238,7 +238,7 @@ def symbolic_functions() -> Iterator[None]:
 
 
 def record(run: Callable[..., Any], values: Sequence[Any]) -> fx.GraphModule:
-    """What `run` does to stand-ins, with the writes that it makes.
+    """Record the operators of `run` on stand-ins, with its in-place writes.
 
     Stacks stay unrecorded: PyTorch looks all up, and keeps frames of functions called `forward`,
     which an optimiser's step has none of.
@@ -261,7 +261,7 @@ def _traced(run: Callable[..., Any], values: Sequence[Any]) -> fx.GraphModule:
 
 
 def recording(stand_ins: StandIns) -> ExitStack:
-    """What has to be in force while an optimiser runs on stand-ins."""
+    """Enter the modes in which an optimiser can run on stand-ins."""
     stack = ExitStack()
     stack.enter_context(_quiet())
     stack.enter_context(torch.no_grad())
@@ -270,7 +270,7 @@ def recording(stand_ins: StandIns) -> ExitStack:
 
 
 def inside() -> ExitStack:
-    """What has to be in force within the function that is recorded."""
+    """Enter the modes that the recorded function needs."""
     stack = ExitStack()
     stack.enter_context(_Kept())
     stack.enter_context(symbolic_functions())

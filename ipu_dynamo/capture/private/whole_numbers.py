@@ -1,7 +1,7 @@
 """Take an optimiser's whole numbers by their value where an operator cannot have a symbol.
 
-Sizes are such, and what is counted to (`rank`, `k`). The value is a condition of the trace then, as
-what Python decides by is. Checked on PyTorch 2.13.0.
+Sizes are such numbers, and limits of counts (`rank`, `k`). The value then is a condition of the
+trace, as for a decision in Python. Checked on PyTorch 2.13.0.
 """
 
 from collections.abc import Callable, Collection

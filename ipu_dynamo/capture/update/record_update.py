@@ -17,7 +17,7 @@ from ipu_dynamo.capture.update.trace_step import (
 )
 from ipu_dynamo.capture.update.world import World
 
-_EPOCHS = 3  # steps that may change what an optimiser keeps
+_EPOCHS = 3  # steps that may change the kinds of an optimiser's state
 
 
 @dataclass(frozen=True)

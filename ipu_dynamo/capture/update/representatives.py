@@ -1,9 +1,10 @@
 """Trace few parameters for many: of those for which a step does the same, one is enough.
 
-Which these are is not guessed. The step runs for all parameters on tensors without memory, and the
-operators of each are noted, with the numbers that they take; then for those that are to be traced.
-Where a parameter has other operators or numbers than the one that stands for it, where any operator
-takes tensors of several parameters, or where the step cannot run that way, all are traced.
+The choice is not guessed. The step runs for all parameters on tensors without memory, and the
+operators of each parameter are noted, with their numbers. Then the step runs for the chosen
+parameters only. All parameters are traced if one differs from its representative in an operator or
+a number. They are also traced if an operator takes tensors of several parameters, or if the step
+cannot run that way.
 """
 
 from collections.abc import Sequence
@@ -95,19 +96,18 @@ def _look(world: World, leaf: Leaf) -> str:
 
 
 def _does_the_same(world: World, stands: Sequence[int], moved: bool) -> bool:
-    """Whether a step does with each parameter what it does with its representative where there are
-    no others."""
+    """Whether a step has the same operators for each parameter as for its representative alone."""
     try:
         every, rest = _operators(world, moved)
         alone, rest_alone = _operators(reduced(world, stands), moved)
-    except Exception:  # what cannot run that way is traced as it is
+    except Exception:  # a step that cannot run that way is traced for all
         return False
     pairs = zip(every, places(stands), strict=True)
     return rest == rest_alone and all(own == alone[place] for own, place in pairs)
 
 
 def _operators(world: World, moved: bool) -> tuple[list[list[str]], list[str]]:
-    """What a step does with each parameter, and what it leaves that belongs to none."""
+    """List a step's operators of each parameter, and the results that belong to no parameter."""
     own = [parameter.detach().to("meta") for parameter in world.parameters]
     gradients: list[Tensor] = [torch.empty_like(parameter) for parameter in own]
     owned = [(t, i, "weight") for i, t in enumerate(own)]

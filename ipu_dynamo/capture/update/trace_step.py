@@ -1,8 +1,8 @@
 """Trace one step of an optimiser into a graph, with the condition that it holds by.
 
-A trace could lose a decision or fix a value. It is refused, in this order, if Python asks for the
-value of a tensor, a second trace differs, random states have moved, or the graph holds a tensor
-from outside. A number that is read as a value becomes a condition.
+A trace could lose a decision or fix a value. It is refused in four cases, checked in this order:
+Python asks for the value of a tensor, a second trace differs, random states have moved, or the
+graph holds a tensor from outside. A number that is read as a value becomes a condition.
 """
 
 import os
@@ -70,7 +70,7 @@ class RecordedStep:
         values: the stand-ins of the placeholders.
         taken: leaves that are inputs: tensors and numbers.
         results: of parameters, in order, and of the leaves afterwards.
-        conditions: expressions over the symbols that `symbols` has, and the lines behind them.
+        conditions: expressions over the symbols of `symbols`, each with the user's line.
         symbols: places of the placeholders that expressions speak of, by symbol; below 0 those of
             the numbers that were read of tensors, counted from -1 down.
     """
@@ -133,8 +133,8 @@ def _attributes(graph: fx.GraphModule) -> dict[str, Tensor]:
 
 
 def _refuse_captured(first: RecordedStep, second: RecordedStep) -> None:
-    """Refuse a tensor that is the same object in both traces: it comes from outside, and what it
-    is later would be lost. One that a step makes is a new one each time."""
+    """Refuse a tensor that is the same object in both traces: it comes from outside, and later
+    values would be lost. A tensor that a step makes is a new object in each trace."""
     other = _attributes(second.graph)
     for name, tensor in _attributes(first.graph).items():
         if other.get(name) is tensor:
@@ -158,7 +158,7 @@ def _record(world: World, number_operators: Collection[str]) -> RecordedStep:
         for i, leaf in enumerate(taken)
     ]
     count = len(parameters)
-    settings = {  # what counts the steps of a parameter is none, and no size
+    settings = {  # a parameter's count of steps is no setting, and no size
         str(symbol_of(given))
         for leaf, given in zip(taken, stands, strict=True)
         if leaf.parameter is None and type(leaf.value) is int

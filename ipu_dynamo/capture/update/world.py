@@ -1,4 +1,4 @@
-"""Take apart what an optimiser's step reads and writes: states, numbers, and what stays the same.
+"""Take an optimiser apart: states and numbers that a step reads or writes, and constants.
 
 A *leaf* is a tensor, a number, or anything else in `state`, in the groups or among the attributes;
 its path says where. Everything else than tensors and numbers is part of the program, and compared
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from ipu_dynamo.capture.private.tracing import flatten_with_path, key_text, pytree
 
-# Attributes that say nothing of what a step computes, or that are taken apart by themselves.
+# Attributes that do not affect a step's values, or that are taken apart separately.
 _LEFT = {"state", "param_groups", "defaults", "_opt_called", "_step_count"}
 _PARAMETERS = ("params", "param_names")  # of a group
 _PLAIN = {"foreach": False, "fused": False, "capturable": False, "differentiable": False}
@@ -32,7 +32,7 @@ class Leaf:
         value: a tensor, a number, or anything else.
         parameter: index of the parameter whose state it is; None: of none.
         group: index of the group that it belongs to, directly or through a parameter; None: none.
-        refers: index of the parameter that it is; None: it is none.
+        refers: index of the parameter that it is; None: it is not a parameter.
         keys: the path, key by key.
         key: its name within the group, the state of a parameter, or the attributes.
     """
@@ -51,8 +51,8 @@ class Leaf:
 
     @property
     def hyperparameter(self) -> tuple[int, str]:
-        """Group and name of a number that only users change: what belongs to no group stands with
-        the first, under a name that no key of a group has."""
+        """Group and name of a number that only users change. An attribute of the optimiser counts
+        as one of the first group, under a name that no key of a group has."""
         return (0, f"self.{self.key}") if self.group is None else (self.group, self.key)
 
     @property
@@ -68,7 +68,7 @@ class World:
         names: of the parameters, by index.
         members: indices of the parameters of each group.
         called: the names that each group has for them, where it has any.
-        own_foreach: groups keep what they say of `foreach`, and are not stepped tensor by tensor.
+        own_foreach: groups keep their settings of `foreach`, and are not stepped tensor by tensor.
     """
 
     optimizer: Optimizer
@@ -82,12 +82,12 @@ class World:
 
     @property
     def tree(self) -> tuple[Any, ...]:
-        """What decides whether another world has the same leaves."""
+        """The paths and kinds of all leaves: worlds with equal trees have the same leaves."""
         return tuple(sorted((leaf.path, _kind(leaf)) for leaf in self.leaves))
 
     @property
     def fixed(self) -> tuple[tuple[str, Any], ...]:
-        """What is part of the program."""
+        """Leaves other than tensors and numbers: they are part of the program."""
         return tuple((x.path, _kind(x)) for x in self.leaves if not x.is_number and not x.is_tensor)
 
     def is_known(self, leaf: Leaf) -> bool:
@@ -152,7 +152,7 @@ class World:
         return world_of(shadow, names, own_foreach=self.own_foreach)
 
     def _plain(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """How torch is to compute: tensor by tensor, which is what a trace shows."""
+        """The flags of a group that let torch compute tensor by tensor, as a trace needs it."""
         flags = _OWN if self.own_foreach else _PLAIN
         return {key: value for key, value in flags.items() if key in group}
 
@@ -169,7 +169,7 @@ def world_of(
     Args:
         names: of the model's parameters, by identity.
         without: parameters that have no gradient.
-        own_foreach: its groups keep what they say of `foreach`.
+        own_foreach: its groups keep their settings of `foreach`.
     """
     members: list[tuple[int, ...]] = []
     called: list[tuple[str, ...]] = []
