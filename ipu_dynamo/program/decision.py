@@ -1,4 +1,4 @@
-"""Say what a host pass decided, and why: what is printed, explained and kept."""
+"""Describe a decision of a host pass with its reason, to be printed, explained and kept."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was decided for a step, for a function, or for operators of it.
+    """The choice of a host pass for a step, for a function, or for operators of it.
 
     Args:
         by: the pass.
-        choice: what was chosen.
+        choice: the chosen way.
         reason: why, if the figures do not say it.
         function: whose operators it is about; empty: the whole step.
         of: which operators; empty: all.

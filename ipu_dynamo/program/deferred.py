@@ -10,7 +10,7 @@ class Deferred:
     """A program whose calls return their gradients.
 
     Args:
-        program: the same but for calls and functions.
+        program: the original one with other calls and functions.
         gradients: names of the gradients.
         accumulators: names of the variables that they are to be added to, aligned.
     """

@@ -63,7 +63,7 @@ def zeros_of(rules: Mapping[int, Rule], hyperparameters: Hyperparameters) -> Zer
     return frozenset(
         (group, name)
         for group, rule in rules.items()
-        if not isinstance(rule, TracedRule)  # whose functions compute with all that they take
+        if not isinstance(rule, TracedRule)  # traced functions use all their inputs
         for name, value in zip(rule.hyperparameters, hyperparameters[group], strict=True)
         if float(value) == 0.0 and name in LEFT_OUT
     )

@@ -1,4 +1,4 @@
-"""Describe how a program runs on this computer: what was decided, and what follows from it."""
+"""Describe how a program runs on this computer: the decisions, and the resulting plan."""
 
 from dataclasses import dataclass
 from textwrap import fill
@@ -9,18 +9,18 @@ from ipu_dynamo.program.recipe import FunctionRecipe
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """What was decided for a program, as text where the objects are the runtime's.
+    """The decisions for a program, and its plan; objects of the runtime are given as text.
 
     Args:
         engine: its name.
         devices: the torch devices of the IPUs, each once.
         threads: intra-op threads of each worker; None is torch's number.
-        decisions: what was decided, each with its reason.
+        decisions: the decisions of the host passes, with their reasons.
         recipes: how functions become callables.
-        registers: names, by number; on one device a copy is in the register of what it copies.
-        passes: what runs for every micro-batch: a title for each stage pass, and its lines.
-        before: what runs once before the micro-batches.
-        commit: what runs after them, when the step can no more be undone.
+        registers: names, by number; on one device a copy shares the register of its original.
+        passes: the work for every micro-batch: a title for each stage pass, and its lines.
+        before: the work before the micro-batches, done once.
+        commit: the work after them, when the step can no more be undone.
         undone: variables that are put back when a step fails before its commit.
         workers: which thread runs what, in which order.
     """

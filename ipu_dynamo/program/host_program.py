@@ -19,16 +19,16 @@ class HostProgram:
     """A program, and what runs in its place.
 
     Args:
-        program: what every IPU does, the same on every machine.
-        inlined: the same in the form in which this computer runs it: functions write variables,
-            and may have operators that are faster here.
+        program: the work of every IPU, the same on every machine.
+        inlined: the program as this computer runs it: its functions write variables, and may have
+            operators that are faster here.
         deferred: the same once more, with gradients that calls return; None: calls add them.
         fused: a step and its update as one function; None: they are apart.
-        share: what a rank runs of it, with other ranks; None: this process runs all.
+        share: the part of the program that this rank runs; None: this process runs all.
         local: the share as a program, with streams to and from other ranks.
         threads: intra-op threads of each worker; None is torch's number.
         recipes: how functions become callables, by name.
-        decisions: what the host passes decided, in their order.
+        decisions: of the host passes, in their order.
         plan: how it runs, once it is bound to tensors and an engine.
     """
 
@@ -52,7 +52,7 @@ class HostProgram:
 
     @property
     def stash(self) -> tuple[Stash, ...]:
-        """For each stage of a training pipeline, what this computer keeps for its backward pass."""
+        """For each stage of a training pipeline, the values kept here for its backward pass."""
         return tuple(replace(stash, here=True) for stash in self.inlined.stash)
 
     @property
@@ -70,7 +70,7 @@ class HostProgram:
 
     @property
     def functions(self) -> tuple[Function, ...]:
-        """What becomes callables: not the bodies of loops, which their functions bring along."""
+        """The functions that become callables; bodies of loops are parts of theirs."""
         if self.fused is not None:
             return (self.fused.function,)
         called = {call.function for call in self.runs.calls}

@@ -28,8 +28,8 @@ def local_program(program: Program, share: Share) -> Program:
     """Return the part of a program that a rank runs, for all replicas.
 
     Raises:
-        CompileError: the program has fewer IPUs than the mesh has columns, or another rank would
-            need what is on this one's IPUs, and no copy brings it.
+        CompileError: the program has fewer IPUs than the mesh has columns, or another rank needs a
+            value on this one's IPUs that no copy brings.
     """
     if program.num_ipus < share.columns:
         raise CompileError(
@@ -57,7 +57,7 @@ def local_program(program: Program, share: Share) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """What is known of a variable, or of a value outside of the loop.
+    """Where a variable is, or a value outside of the loop.
 
     Args:
         each: each replica has its own; else all of a rank share one.
@@ -113,7 +113,7 @@ class _Parts:
 
     def of_loop(self, instructions: Sequence[Plain], first: int) -> list[Plain]:
         """Those of the rank within a micro-batch. It receives a value before the first call of the
-        IPU that waits for it; nobody waits with the part of a backward pass for weights."""
+        IPU that waits for it; weight gradients that are calls of their own do not wait."""
         calls = [i for i in instructions if isinstance(i, Call)]
         arrivals: dict[int, list[Plain]] = {}  # by the number of a call
         local: list[Plain] = []
@@ -188,7 +188,7 @@ class _Parts:
         return [instruction]
 
     def _copied(self, copy: Copy, number: int, value: _Value) -> list[Plain]:
-        """What a rank has in place of a copy."""
+        """The instructions of a rank in place of a copy."""
         from_here, to_here = copy.src in self._own or value.anywhere, copy.dst in self._own
         if from_here and to_here:
             return [copy]
@@ -211,7 +211,7 @@ class _Parts:
 def message_type(
     collective: Collective, replicas: int, sender: range, receiver: range
 ) -> TensorType:
-    """The type of what a rank sends another one of its column for a micro-batch of a collective.
+    """The type of a rank's message to another one of its column, for a collective's micro-batch.
 
     Args:
         sender, receiver: the replicas of the ranks.
@@ -235,7 +235,7 @@ def check_streams(programs: Sequence[Program]) -> None:
         programs: of all ranks of a row.
 
     Raises:
-        AssertionError: one has not, or these differ in what they send.
+        AssertionError: one has not, or the messages differ.
     """
     sent: dict[int, tuple[object, ...]] = {}
     received: dict[int, tuple[object, ...]] = {}

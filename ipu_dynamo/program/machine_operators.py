@@ -63,7 +63,7 @@ _FILLED = (  # with a number
     aten.fill.Scalar,
     aten.zero.default,
 )
-Seen = TensorType | None  # a value on the machine; None: the machine has no such value
+Seen = TensorType | None  # a value on the machine; None: the machine does not have it
 Source = int | Literal["constant"] | None
 Values = Mapping[str, Seen]  # by name in the program
 
@@ -77,10 +77,10 @@ class MachineOperator:
         operands: the tensors that it reads, each once, in the order of its arguments.
         results: the tensors that it makes and that are read.
         direction: of the pass that it belongs to.
-        bodies: what a loop or a branch runs.
+        bodies: the graphs that a loop or a branch runs.
         node: where it is in the function; it has the other arguments, and the source line.
-        sources: for each operand, the input of the function that it is, or whose memory it looks
-            at, by number; or "constant", or None. Bodies have those of the function around them.
+        sources: for each operand, the number of the function's input that it is or is a view of;
+            or "constant", or None. Bodies have those of the function around them.
         dying: places of operands whose memory nothing reads later in the function.
         places: the place of the operand that each argument of `node` reads.
     """
@@ -174,7 +174,7 @@ class MachineGraph:
         return readers | dict.fromkeys(self.memory(v) for n in returned for v in self._reads[n])
 
     def source(self, node: fx.Node) -> Source:
-        """Return the number of the function's input whose memory a value looks at, or what else."""
+        """Return the source of a value: an input's number, "constant" or None (see `sources`)."""
         owner = self.memory(node)
         return self._sources.get(owner, "constant" if _is_constant(owner) else None)
 
@@ -183,7 +183,7 @@ class MachineGraph:
         return self._bodies.get(node, ())
 
     def value(self, node: fx.Node) -> Seen:
-        """Return the type of a node on the machine; None: the machine has no such value.
+        """Return the type of a node on the machine; None: the machine does not have its value.
 
         A node that the machine does not run has the dtype of its first operand.
         """
@@ -284,7 +284,7 @@ class MachineGraph:
         return own if dtype is None else replace(own, dtype=dtype)
 
     def _source_of_argument(self, node: fx.Node) -> Source:
-        """Return the source of what a body gets as `node`."""
+        """Return the source of the argument that a body gets as `node`."""
         read = self._reads[node]
         return self.source(read[0]) if read else None
 

@@ -39,7 +39,7 @@ def random_keys(
 
 
 def update_seed(*, seed: int, step: int, tensor: int) -> int:
-    """A 63-bit seed for what a step's update draws for a tensor, given by a 64-bit number."""
+    """A 63-bit seed for the draws of a step's update for a tensor, given by a 64-bit number."""
     with np.errstate(over="ignore"):
         key = mix(mix(np.uint64(seed % 2**64)) + np.uint64(step))
         key = mix(~key + np.uint64(tensor))  # apart from the keys of micro-batches

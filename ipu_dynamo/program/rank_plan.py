@@ -190,8 +190,10 @@ class RankPlan:
         return found
 
     def of_first_replica(self, column: int) -> int:
-        """The bytes that the first rank of a column sends each other one at the end of a step:
-        values that the model has of replica 0 alone, as running statistics."""
+        """The bytes that the first rank of a column sends to each of the others at a step's end.
+
+        They are values that the model takes from replica 0 alone, such as running statistics.
+        """
         program = self.locals[column]
         names = changed_by_replicas(program) if self.share.rows > 1 else ()
         return sum(_padded(v.type.nbytes) for v in program.variables if v.name in names)

@@ -1,4 +1,4 @@
-"""Say how a function becomes a callable on this machine: what an engine gets."""
+"""Describe how a function becomes a callable on this machine: the input of an engine."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -24,22 +24,22 @@ class FunctionRecipe:
     """How a function becomes a callable.
 
     Args:
-        function: what the program calls.
+        function: the one that the program calls.
         lowered: the same with the operators of this machine's libraries.
-        engine: what runs it.
-        threads: intra-op threads of whoever calls it; None is torch's number.
+        engine: the engine that runs it.
+        threads: intra-op threads of its callers; None is torch's number.
         written: positions of the inputs that it writes in place.
-        packed: inputs of `lowered` behind those of `function`.
-        releases: it repeats operators to save memory: whoever calls it gives away the arguments
-            that end with the call, and each is freed after its last reader in it.
-        parts: what `lowered` is cut into, where it loops by itself; None: it is compiled whole.
-        bodies: how those become callables that `lowered` runs in loops and branches, by their
-            functions' names.
-        settings: what Inductor is told.
-        replays: whoever calls it in a loop records what it calls, and repeats that.
+        packed: inputs of `lowered` after those of `function`.
+        releases: it repeats operators to save memory. Callers give away the arguments that end with
+            the call, and each is freed after its last reader in the call.
+        parts: the parts of `lowered`, if it loops by itself; None: it is compiled whole.
+        bodies: recipes of the functions that `lowered` runs in loops and branches, by the names of
+            these functions.
+        settings: options for Inductor.
+        replays: a caller that calls it in a loop records its calls once, and repeats them.
         overwrites: inputs whose memory its result of the same number may take where it is repeated.
-        key: of its machine code, once an engine knows it; None: nothing is compiled, or nobody
-            else may take it.
+        key: of its machine code, once an engine knows it; None: nothing is compiled, or no other
+            function may use the code.
     """
 
     function: Function
@@ -58,7 +58,7 @@ class FunctionRecipe:
 
     @property
     def compiled_parts(self) -> "tuple[FunctionRecipe, ...]":
-        """The recipes of what Inductor compiles: of the function, its parts and its bodies."""
+        """The recipes that Inductor compiles: of the function, its parts and its bodies."""
         if self.parts is not None:
             return tuple(leaf for part in self.parts.parts for leaf in part.recipe.compiled_parts)
         own = (self,) if self.engine == "inductor" else ()

@@ -14,9 +14,9 @@ GATHERED_BYTES = 1 << 16
 def additions(count: int) -> Iterator[tuple[int, int]]:
     """The additions that sum `count` values into the first one, each as (sum, term), by places.
 
-    The sum of the values `lo` to `hi` is the sum of those below `mid` plus the sum of those from
-    `mid` on, with `mid = lo +` the largest power of two below `hi - lo`. So three values are added
-    in their order, and four as `(0 + 1) + (2 + 3)`.
+    The values `lo` to `hi` are cut at `mid`. It is `lo` plus the largest power of two below
+    `hi - lo`. The sum is that of the values below `mid`, plus that of the values from `mid` on. So
+    three values are added in their order, and four as `(0 + 1) + (2 + 3)`.
     """
     yield from _additions(0, count)
 

@@ -13,9 +13,9 @@ Links = Counter[tuple[int, int]]  # (from, to): bytes
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes `stored` in streaming memory, and `loaded` from it; bytes that replicas get from each
-    other: shards of variables that are `gathered`, and of sums that are `scattered`, and values
-    that are `exchanged` in a micro-batch."""
+    """Count bytes that move. `stored` and `loaded` are to and from streaming memory. The others
+    move between replicas: shards of variables (`gathered`) and of sums (`scattered`), and values
+    of a micro-batch (`exchanged`)."""
 
     stored: int = 0
     loaded: int = 0
@@ -46,13 +46,13 @@ class Traffic:
 
     @property
     def off_chip(self) -> str:
-        """What streaming memory has to do with, as text; empty for nothing."""
+        """The bytes to and from streaming memory, as text; empty for nothing."""
         moved = f"{self.stored} bytes stored, {self.loaded} bytes loaded"
         return moved if self.stored or self.loaded else ""
 
     @property
     def between_replicas(self) -> str:
-        """What replicas get from each other, as text; empty for nothing."""
+        """The bytes that replicas get from each other, as text; empty for nothing."""
         moved = f"{self.gathered} bytes gathered, {self.scattered} bytes scattered"
         shards = moved if self.gathered or self.scattered else ""
         values = f"{self.exchanged} bytes exchanged" if self.exchanged else ""

@@ -1,4 +1,4 @@
-"""Define what a program is made of: types, variables, streams, functions, instructions.
+"""Define the parts of a program: types, variables, streams, functions, instructions.
 
 Frozen dataclasses, each printed as one line. Equal functions are one, called with other arguments.
 """

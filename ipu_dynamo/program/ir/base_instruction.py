@@ -1,4 +1,4 @@
-"""Define how an instruction describes itself: what it reads, makes, writes and moves, and where.
+"""Define how an instruction describes itself: the values that it reads, makes, writes, moves.
 
 The verifier, schedules, registers and counts of bytes read these descriptions. A new instruction
 describes itself and needs nothing in them.
@@ -60,11 +60,11 @@ class Moved(NamedTuple):
     Args:
         value, result: its names before and after, on the host that of a stream.
         src, dst: where it is before and after.
-        type: of what is moved; None: that of the stream, or of the variable `value`.
+        type: of the moved value; None: that of the stream, or of the variable `value`.
         shard: each replica moves its shard, which has the type.
-        shards: how many replicas have a part each of what is gathered or scattered, or take part in
+        shards: how many replicas have a part each of a gathered or scattered value, or take part in
             a sum; None: all.
-        sums: what is exchanged is summed.
+        sums: the replicas' values are summed.
         io_tiles: it goes through tiles that only transfer, while others compute.
         phase: of a phased program, in which it takes place.
     """
@@ -122,12 +122,12 @@ class Computed(NamedTuple):
 
 
 class BaseInstruction:
-    """What is known of every instruction.
+    """The description that every instruction gives of itself.
 
     Attributes:
         sections: where it may stand: before the micro-batches of a step, in them, or after them.
         done_by: the stage pass of a micro-batch that does it: the first one, that of the previous
-            call, or the next or the last one of its IPU. That of the next call does what fetches.
+            call, or the next or the last one of its IPU. If it fetches, that of the next call.
     """
 
     __slots__ = ()
@@ -166,7 +166,7 @@ class BaseInstruction:
 
     @property
     def columns(self) -> tuple[tuple[str, Sized], ...]:
-        """Fields that have an entry each for one thing, by what an error calls them."""
+        """Fields with aligned entries, each with its name in errors."""
         return ()
 
     @property
@@ -179,7 +179,7 @@ class BaseInstruction:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it moves on each replica, as far as it has types of what it moves."""
+        """The bytes that it moves on each replica, as far as it has types of the moved values."""
         return sum(move.nbytes or 0 for move in self.moves)
 
     @property

@@ -217,7 +217,7 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _check_limit(name: str, value: float, *, zero: bool) -> None:
-    """Refuse what is no limit; an infinite one clips nothing."""
+    """Refuse values that are no limit; an infinite one clips nothing."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} is {value!r}; it is a number")
     if math.isnan(value) or value < 0.0 or (value == 0.0 and not zero):

@@ -1,4 +1,4 @@
-"""Identify tensors by what they hold."""
+"""Identify tensors by their contents."""
 
 from hashlib import sha256
 

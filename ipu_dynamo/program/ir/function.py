@@ -56,7 +56,7 @@ class Function:
 
     @property
     def code_key(self) -> str:
-        """A digest of what this computer runs: `key` without what only an IPU does otherwise."""
+        """A digest of the machine code on this computer: `key` without marks for an IPU only."""
         return structural_key(self.graph, CODE)
 
     @property
@@ -71,7 +71,7 @@ class Function:
         return sum(bool(n.meta.get(RECOMPUTED)) and not only_looks(n) for n in self.operators)
 
     def listing(self) -> str:
-        """One operator per line, with its type and the user's source line behind it."""
+        """One operator per line, with its type and the user's source line."""
         lines = []
         for node in self.operators:
             call = f"  {operator_text(node)}"
@@ -159,8 +159,7 @@ def written_inputs(graph: fx.Graph) -> frozenset[fx.Node]:
 
 
 def written_by(node: fx.Node) -> tuple[fx.Node, ...]:
-    """What an operator writes in place, in any of its arguments; of a view, the node whose memory
-    that is."""
+    """The nodes that an operator writes in place; for a view, the node that owns the memory."""
     return tuple(map(owner, written_arguments(node)))
 
 

@@ -144,7 +144,7 @@ class Call(BaseInstruction):
 
     @property
     def stage_pass(self) -> tuple[int, int, Direction, int | None, int]:
-        """What calls that are parts of one stage pass have in common."""
+        """The key of its stage pass: calls that are parts of one stage pass have the same."""
         return self.ipu, self.stage, self.direction, self.phase, self.turn
 
     @property
@@ -173,7 +173,7 @@ class Store(BaseInstruction):
 
     Its room on the chip is free afterwards. A variable keeps its name on both sides; of one in
     shards each replica stores its `shard`, which has the given type. Through `io_tiles` it overlaps
-    with what the other tiles compute.
+    with the other tiles' computation.
     """
 
     sections = LOOP | AFTER
@@ -202,8 +202,8 @@ class Load(BaseInstruction):
     """Bring a value from streaming memory to an IPU, which knows it as `result`.
 
     A variable that is loaded for a call is on the chip until the call ends. Of one in shards each
-    replica loads its `shard`, which has the given type. Through `io_tiles` it overlaps with what
-    the other tiles compute.
+    replica loads its `shard`, which has the given type. Through `io_tiles` it overlaps with the
+    other tiles' computation.
     """
 
     sections = BEFORE | LOOP | AFTER
@@ -296,7 +296,7 @@ class ReduceScatter(BaseInstruction):
     """Sum values over replicas, along their tree; every replica gets its shard of each sum.
 
     Args:
-        values, types: what is summed, and what each replica has of it: the whole.
+        values, types: the summed values, and their types on each replica: it has them whole.
         shards: how many replicas take part: all, or with `groups` those of a group.
     """
 

@@ -18,7 +18,7 @@ _LARGEST = 2**62  # bytes; more than any machine has, and what torch can count
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a program knows of a tensor before it runs.
+    """The facts of a tensor that a program knows before it runs.
 
     Prints as its type, and as `f32[4,8]{1,4}@cuda:0` if it is not dense or not on the CPU.
 

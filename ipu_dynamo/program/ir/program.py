@@ -1,4 +1,4 @@
-"""Define the program: what passes emit, what the runtime executes, and what users read."""
+"""Define the program: passes emit it, the runtime executes it, and users read it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -127,7 +127,7 @@ class Program:
 
     @property
     def stash(self) -> tuple[Stash, ...]:
-        """For each stage of a training pipeline, what it keeps for its backward pass."""
+        """For each stage of a training pipeline, the values that it keeps for its backward pass."""
         return stash(self)
 
     def short(self) -> str:
@@ -205,7 +205,7 @@ class Program:
         return [f"  {stream}" for stream in (*self.inputs, *self.outputs)]
 
     def _stage_lines(self, *, here: bool = False) -> list[str]:
-        """What stages keep for their backward passes, and what these compute again."""
+        """A line for each stage's stash, and for each call that computes operators again."""
         functions = {function.name: function for function in self.functions}
         lines = [f"  {replace(copies, here=here)}" for copies in self.stash]
         for call in sorted(self.calls, key=attrgetter("stage")):
@@ -233,7 +233,7 @@ class Program:
 
 
 def _summary(variables: list[Variable]) -> str:
-    """How much memory some variables take, and what they are."""
+    """The memory of some variables, and their number by kind."""
     total = sum(v.held.nbytes for v in variables)
     kinds = dict.fromkeys(v.kind for v in variables)
     counts = ", ".join(f"{sum(v.kind == k for v in variables)} {k}" for k in kinds)

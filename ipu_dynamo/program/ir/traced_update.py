@@ -1,4 +1,4 @@
-"""Describe an update that was traced from Python: functions, and what they are called with."""
+"""Describe an update that was traced from Python: functions, and their arguments."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from ipu_dynamo.program.ir.types import TensorType
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A number that the step itself changes, and that hangs on no gradient.
+    """A number that the step itself changes, and that depends on no gradient.
 
     Args:
         name: of its variable.
@@ -24,7 +24,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class ParameterPart:
-    """What others need of a parameter.
+    """The call that computes, of one parameter, the values that updates of others need.
 
     Args:
         function: takes weight, gradient, states and `arguments`.
@@ -38,11 +38,11 @@ class ParameterPart:
 
 @dataclass(frozen=True)
 class Round:
-    """What the parameters of a step compute of each other, before their updates.
+    """An exchange between the parameters of a step, before their updates.
 
     Args:
         parts: by parameter; those of which nothing is needed are left out.
-        function: takes `arguments`; gives `results`, and what `written` become.
+        function: takes `arguments`; returns `results`, and the new values of `written`.
         written: states that belong to no parameter.
     """
 
@@ -63,13 +63,13 @@ class TracedStep:
         hyperparameters: by group and name, in the function's order.
         pieces: the functions that update a parameter, and those of `rounds`, by name.
         functions: by parameter, the name of its function.
-        states: by parameter, name and type of what is kept for it.
+        states: by parameter, name and type of each of its states.
         arguments: by parameter, which of `results`, and of those of rounds, its function takes
-            behind weight, gradient and states.
+            after weight, gradient and states.
         elementwise: pieces that compute element by element, so that a shard can be updated alone.
         once: it is for one step only, the first.
-        rounds: what parameters compute of each other, in order; empty where each is by itself.
-        shared: name and type of what is kept and belongs to no parameter.
+        rounds: the exchanges between parameters, in order; empty if each is updated by itself.
+        shared: name and type of each state that belongs to no parameter.
     """
 
     factors: Function

@@ -1,4 +1,4 @@
-"""Define the instructions of updates: what they compute first, and what they write.
+"""Define the instructions of updates: those that compute first, and those that write.
 
 `UpdateFactors` runs before the micro-batches of a step, and makes numbers of hyperparameters for
 traced updates. An update may depend on the tensors of several parameters. Then the owner of each of
@@ -76,14 +76,14 @@ class UpdateFactors(BaseInstruction):
 
 @dataclass(frozen=True, slots=True)
 class UpdatePart(BaseInstruction):
-    """Compute of one parameter what the updates of others depend on, too. Nothing is written.
+    """Compute values of one parameter that the updates of others read, too. Nothing is written.
 
     Args:
         function: takes weight, gradient, states and `numbers`, as that of an `Update`.
         parameter, gradient, states: variables, and an accumulator or a copy of it.
-        numbers: what it takes from `UpdateFactors`, and from instructions like these before it.
-        results, types: what it gives.
-        divisor, loss_scale, clip: what the gradient is divided by, as in `Update`.
+        numbers: its arguments from `UpdateFactors`, and from parts and joints before it.
+        results, types: its results.
+        divisor, loss_scale, clip: the gradient is divided by them, as in `Update`.
     """
 
     sections = AFTER
@@ -130,10 +130,10 @@ class UpdatePart(BaseInstruction):
 
 @dataclass(frozen=True, slots=True)
 class JointUpdate(BaseInstruction):
-    """Compute what depends on several parameters together.
+    """Compute values that depend on several parameters.
 
     Args:
-        function: takes `arguments`, gives `results`, and behind them what `written` become.
+        function: takes `arguments`, returns `results`, and after them the new values of `written`.
         arguments: values and variables on this IPU.
         results, types: what updates, and parts after it, take.
         written: variables that belong to no parameter; they are written with the updates.

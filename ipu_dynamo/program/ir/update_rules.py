@@ -226,7 +226,7 @@ class LAMB(Rule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedRule(Rule):
-    """What an optimiser's own Python computes: functions of the program, see `traced_update`.
+    """A rule traced from an optimiser's own Python: functions of the program, see `traced_update`.
 
     Args:
         name: of the class.
@@ -250,7 +250,7 @@ class TracedRule(Rule):
 
     @classmethod
     def read(cls, text: str) -> "TracedRule":
-        """Inverse of `str` for what stands between the parentheses."""
+        """Inverse of `str` for the text between the parentheses."""
         values = json.loads(text)
         if not (
             isinstance(values, list) and len(values) > 1 and all(type(v) is str for v in values)
@@ -268,7 +268,7 @@ class HostStep(Rule):
     hyperparameters: ClassVar[tuple[str, ...]] = ()
 
     def state_names(self) -> tuple[StateSpec, ...]:
-        """None: the optimiser keeps what it needs."""
+        """None: the optimiser keeps its states itself."""
         return ()
 
 

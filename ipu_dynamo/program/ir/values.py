@@ -33,7 +33,7 @@ class Variable:
     Args:
         name: in the user's module, or a made one (`fc1.weight..exp_avg`; `made_names.py`).
         type: dtype and shape on one replica.
-        kind: what it is for; a `whole` tensor comes with a call, the same for its micro-batches.
+        kind: its role; a `whole` tensor comes with a call, the same for its micro-batches.
             `loss_scale` is the factor on the loss, and what decides about the next one.
         ipu: its owner.
         replicated: every replica holds the same values, so one copy serves all replicas of a
@@ -61,7 +61,7 @@ class Variable:
 
     @property
     def held(self) -> TensorType:
-        """What one replica holds: the whole, or a shard."""
+        """The type of one replica's part: the whole, or a shard."""
         return self.type.shard(self.shards)
 
     def __str__(self) -> str:

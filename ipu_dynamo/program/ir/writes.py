@@ -1,8 +1,8 @@
 """Define the instructions that write variables within a micro-batch: functions write none.
 
 An accumulation takes effect where it stands; sums run in the order of instructions, then in that of
-micro-batches. A buffer's new value takes effect at the end of its stage pass: operators of the same
-pass have read the one before, and who needs that later reads a copy, `NAME.before`.
+micro-batches. A buffer's new value takes effect at the end of its stage pass. Operators of the same
+pass have read the value before; later readers of that read a copy, `NAME.before`.
 """
 
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class Accumulate(BaseInstruction):
     Args:
         accumulators: names of variables.
         values: results of a call of the same stage pass, aligned.
-        rule: of all; `mean` moves an accumulator by a share of what it differs from its value.
+        rule: of all; `mean` moves an accumulator towards its value by a share of the difference.
         stage, direction, phase: the stage pass that it belongs to.
         source: first line of the user's model behind a value.
         weight: name of the received share, of `mean` alone.
@@ -82,7 +82,7 @@ class Accumulate(BaseInstruction):
 
     @property
     def written(self) -> tuple[Write, ...]:
-        """What is written, one by one."""
+        """The writes, one by one."""
         pairs = zip(self.accumulators, self.values, strict=True)
         return tuple(Write(name, value, self.rule, self.weight) for name, value in pairs)
 
@@ -128,7 +128,7 @@ class WriteBuffer(BaseInstruction):
 
     @property
     def written(self) -> tuple[Write, ...]:
-        """What is written, one by one."""
+        """The writes, one by one."""
         pairs = zip(self.variables, self.values, strict=True)
         return tuple(Write(name, value, "buffer") for name, value in pairs)
 

@@ -74,7 +74,7 @@ class _Follower:
 
     `names` has the memory of each name, by IPU and micro-batch; `starts` the first step of each
     instruction, by number, micro-batch and IPU; `ends` the last step of a stage pass. `fetched` has
-    what a pass has fetched of a variable, by its name, IPU, micro-batch and pass.
+    the copies of variables that passes have fetched, by name, IPU, micro-batch and pass.
     """
 
     def __init__(self, program: Program, size: Callable[[TensorType], int]) -> None:
@@ -158,7 +158,7 @@ class _Follower:
         variable = self.variables.get(move.value)
         return variable is None or variable.kind != "accumulator"
 
-    # What instructions do with memory.
+    # The effects of instructions on memory.
 
     def _do(self, placed: PlacedStep) -> None:
         match placed.instruction:
@@ -208,7 +208,7 @@ class _Follower:
         return own
 
     def _memory(self, name: str, ipu: int, placed: PlacedStep) -> Held:
-        """The memory of a name; none, if the machine has no such value."""
+        """The memory of a name; empty, if the machine does not have the value."""
         if fetched := self.fetched.get((name, ipu, placed.micro_batch, placed.stage_pass)):
             return (fetched[1],)
         places = (name, ipu, placed.micro_batch), (name, ipu, _AFTER), (name, ipu, _BEFORE)

@@ -1,8 +1,9 @@
 """Decide when tensors are live, from the steps that make and read them.
 
 A value that a later slot of a pipeline reads is kept in a stash. The stash has room for as many
-micro-batches as there are slots from the first to the last reader, or as weight gradients wait for
-the end of a step. Until the pass that makes it ends, the value is an activation besides.
+micro-batches as there are slots from the first to the last reader. If more micro-batches wait for
+their weight gradients at the end of a step, it has room for those. Until the pass that makes it
+ends, the value is an activation, too.
 """
 
 from collections.abc import Callable
@@ -22,8 +23,7 @@ class HeldTensor:
 
     Args:
         made: the step that makes it; None: it is always there.
-        slot: of the pipeline in which it is made, or to which it is copied; None: it is no value of
-            a pipeline.
+        slot: of a pipeline, where it is made or copied to; None: it is no value of a pipeline.
         weights: a pass for weight gradients makes it.
         arrives: it is copied here at the end of the cycle before.
         before_loop: it is made before the micro-batches, which all read it.

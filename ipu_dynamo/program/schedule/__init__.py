@@ -1,4 +1,4 @@
-"""Say which worker runs which stage pass of which micro-batch, in which order: schedules are data.
+"""Describe as data which worker runs which stage pass of which micro-batch, and in which order.
 
 A schedule is printed, drawn, timed, and checked before anything runs by it.
 """

@@ -122,7 +122,7 @@ class _Follower:
         """Check that nothing was left out.
 
         Raises:
-            CompileError: a pass or an addition is missing, or what is sent is never received.
+            CompileError: a pass or an addition is missing, or a transfer is sent, never received.
         """
         names = self._schedule.names
         for micro_batch in range(self._micro_batches):

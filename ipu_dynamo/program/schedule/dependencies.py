@@ -1,4 +1,4 @@
-"""Find which passes of a micro-batch must be done before which, from what they read and write."""
+"""Find the order that passes of a micro-batch need, from the values that they read and write."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,8 +15,9 @@ from ipu_dynamo.program.schedule.stage_passes import (
 def dependencies(program: Program) -> tuple[tuple[int, ...], ...]:
     """For each pass the earlier ones that must be done before it.
 
-    They made what it reads; or also read what is forgotten after it; or use a variable before it
-    that the micro-batch changes. The first pass begins a micro-batch.
+    An earlier pass made a value that it reads. Or it reads a value that this pass is the last to
+    read, so that the value is dropped after it. Or both use a variable that the micro-batch
+    changes. The first pass begins a micro-batch.
     """
     registers = number_registers(program)
     uses = _uses(program, registers)

@@ -140,7 +140,7 @@ def _picture(panels: Sequence[tuple[str, "Schedule"]], axis: _Axis, unit: str) -
 
 
 def _boxes(schedule: "Schedule", row: int, axis: _Axis, left: float, y: float) -> Iterator[str]:
-    """A box for each run of a worker. Pointing at it shows the call and what it waits for."""
+    """A box for each run of a worker. Pointing at it shows the call and the values it waits for."""
     notes, lengths, before = _notes(schedule, row), lengths_of(schedule.passes), Counter[int]()
     for run in schedule.runs[row]:
         of = schedule.passes[run.index]
@@ -176,7 +176,7 @@ def _work(of: StagePass, length: int) -> list[tuple[str, float]]:
 
 
 def _notes(schedule: "Schedule", row: int) -> dict[RunPass, str]:
-    """What each pass of a worker waits for, and what is done with its gradients."""
+    """For each pass of a worker, the values it waits for and the actions with its gradients."""
     notes: dict[RunPass, str] = {}
     waits: list[str] = []
     last: RunPass | None = None

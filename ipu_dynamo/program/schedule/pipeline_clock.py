@@ -2,12 +2,12 @@
 
 Source: PopTorch user guide, "poptorch.PipelinedExecution": in a training pipeline of F forward
 stages micro-batch m is in slot t of its 2F - 1 slots in cycle m + t. A value that is made in slot
-t and last read in slot u lives in u - t + 1 copies: 2 (F - 1 - s) + 1 for what stage s < F - 1
-keeps for its backward pass, and 1, no stash, on the last stage.
+t and last read in slot u lives in u - t + 1 copies: 2 (F - 1 - s) + 1 for a value that stage
+s < F - 1 keeps for its backward pass, and 1, no stash, on the last stage.
 
-An IPU whose last slot is d before the pipeline's would be idle for d slots at the end of a step.
-There it computes the weight gradients of its last d + 1 micro-batches, where these are calls of
-their own, so that others get what they wait for sooner.
+An IPU whose last slot is d before the pipeline's would be idle for d slots at the end of a step. If
+weight gradients are calls of their own, it computes those of its last d + 1 micro-batches there.
+So other IPUs get its results sooner.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def slots_left(calls: Sequence[Call]) -> dict[int, int]:
 def waits_of(calls: Sequence[Call]) -> list[tuple[int, ...]]:
     """For each call, the last call before it on every other IPU: with it all results are there.
 
-    No call waits for weight gradients, and what they need is on their own IPU.
+    No call waits for weight gradients, and their arguments are on their own IPU.
     """
     waits: list[tuple[int, ...]] = []
     last: dict[int, int] = {}

@@ -39,7 +39,7 @@ _LETTERS: dict[str, Letter] = {
 
 
 def misfit(schedule: str, ipus: Sequence[int], micro_batches: int) -> tuple[str, str] | None:
-    """Why a model does not fit a schedule by name, and what would; None: it does.
+    """Why a model does not fit a schedule by name, and a remedy; None: it fits.
 
     Args:
         ipus: of each stage.
@@ -148,7 +148,7 @@ def runs_of_workers(
     schedule: str,
     micro_batches: int,
 ) -> list[list[RunPass]]:
-    """What each worker runs, in order.
+    """The runs of each worker, in order.
 
     Args:
         calls: the passes of one micro-batch, in program order.
@@ -165,7 +165,7 @@ def runs_of_workers(
                     runs[worker].append(RunPass(cycle, index, micro_batch, replica))
         return [sorted(of) for of in runs]
     when, left = slots(calls), slots_left(calls)
-    ends = [0] * len(runs)  # the cycle in which each worker has done what others may wait for
+    ends = [0] * len(runs)  # the cycle after which no worker can wait for this one
     for (_, ipu), worker in worker_of.items():
         if ipu in left:  # it computes anything
             ends[worker] = max(ends[worker], micro_batches - 1 + max(when) - left[ipu])

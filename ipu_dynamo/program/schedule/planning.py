@@ -96,7 +96,7 @@ def _plan(
     if workers == 1 or (alone and replicas == 1):
         return one_by_one()
     if any(call.phase is not None for call in calls):
-        if changes_between_calls(program):  # the next micro-batch needs what the last call leaves
+        if changes_between_calls(program):  # the last call writes for the next micro-batch
             return one_by_one()
         return alternating(
             calls,
@@ -209,7 +209,7 @@ def prints(program: Program) -> bool:
 
 
 def spread(calls: Sequence[Call], *, micro_batches: int, workers: int) -> Schedule:
-    """Each worker runs all calls of some consecutive micro-batches, and waits for nobody."""
+    """Each worker runs all calls of some consecutive micro-batches, without waiting."""
     count = min(workers, micro_batches)
     ends = [micro_batches * (worker + 1) // count for worker in range(count)]
     runs = []

@@ -15,8 +15,8 @@ def number_registers(
 ) -> dict[str, int]:
     """A register for every name; on one device a copy is the same tensor, and in the same register.
 
-    No IPU waits for another's weight gradients, so where these are calls of their own it is not
-    known who reads a value last: then a copy has a register of its own, and each IPU drops its own.
+    No IPU waits for another's weight gradients. So if these are calls of their own, the last reader
+    of a value is not known. Then a copy has a register of its own, and each IPU drops its own.
 
     Args:
         arguments: get the first registers, in order; streams among them are received there.
@@ -55,5 +55,5 @@ def differ(ipu: int, other: int, devices: Sequence[torch.device]) -> bool:
 def fetched_as(
     name: str, ipu: int, owners: Mapping[str, int], devices: Sequence[torch.device]
 ) -> str:
-    """What `ipu` calls a variable that it fetches: on the device of its home, that is the same."""
+    """The name of a variable that `ipu` fetches: its own, if the owner has the same device."""
     return on_ipu(name, ipu) if differ(ipu, owners[name], devices) else name

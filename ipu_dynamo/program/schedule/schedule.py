@@ -107,7 +107,7 @@ class Schedule:
         return most_kept([one.stage for one in self.passes], self.runs)
 
     def for_share(self, replicas: range, ipus: range, first: int) -> "Schedule":
-        """The workers of one rank. What they receive of other ranks is left as it is.
+        """The workers of one rank. Transfers from other ranks are not changed.
 
         Args:
             replicas, ipus: of the rank; replicas as the schedule numbers them.
@@ -133,15 +133,15 @@ class Schedule:
         """Follow the schedule without computing.
 
         Args:
-            program: what it is a schedule of.
+            program: the one that it schedules.
             adds: whether gradients are added by actions, and not by passes.
             replicas: that it plans; None: all of the program.
 
         Raises:
-            CompileError: the passes are not those of the program, a pass never runs or runs twice,
-                workers wait for each other, a pass reads a value that its worker neither made nor
-                received, a pass takes micro-batches out of order, a sum of gradients has another
-                order, or a stash is too shallow. Pass, stage and value are named.
+            CompileError: the passes are not those of the program. Or a pass never runs, runs twice,
+                takes micro-batches out of order, or reads a value that its worker neither made nor
+                received. Or workers wait for each other, a sum of gradients has another order, or a
+                stash is too shallow. Pass, stage and value are named.
         """
         check(self, program, adds=adds, replicas=replicas or program.replicas)
 
@@ -173,7 +173,7 @@ class Schedule:
         once and can finish. Its schedule has a chain of stages, and functions without names.
 
         Raises:
-            ValueError: the number of the line, and what was expected there; or what an order lacks.
+            ValueError: a line is not as expected (with its number), or an order is not complete.
         """
         if text.lstrip().startswith("worker"):
             calls, count = chain_of(read_order(text))

@@ -31,7 +31,7 @@ LETTERS = {direction: letters for letters, direction in _DIRECTIONS.items()}
 _ORDER = "order only"  # of a transfer without values
 _NAME = r"\d+(?:FB|F|B|W)b*"  # of a pass
 _HEAD = "schedule of {} passes on {} workers"
-_WORD = r'(?:[\w.]+|"(?:[^"\\]|\\.)*")'  # what the program calls a function or a value
+_WORD = r'(?:[\w.]+|"(?:[^"\\]|\\.)*")'  # the name of a function or a value
 _REPEATS = ", repeats its forward pass"
 _PASS = re.compile(rf"({_NAME}): @({_WORD}) on ipu(\d+)({_REPEATS})?  #(?: (.*))?", re.ASCII)
 _TRANSFER = re.compile(rf"({_NAME})>({_NAME}): (.+)", re.ASCII)
@@ -94,7 +94,7 @@ def action_text(action: Action, names: Sequence[str], transfers: Sequence[Transf
 def _cells(
     actions: Sequence[Action], names: Sequence[str], transfers: Sequence[Transfer]
 ) -> list[str]:
-    """The actions of each cycle; a pass has what it receives in its own."""
+    """The actions of each cycle; values are received in the cycle of the pass that takes them."""
     cells: list[list[str]] = [[]]
     received: list[str] = []
     for action in actions:
@@ -116,7 +116,7 @@ def read_schedule(text: str, kind: "type[Schedule]") -> "Schedule":
     """Inverse of `write_schedule`.
 
     Raises:
-        ValueError: the number of the line, and what was expected there.
+        ValueError: a line is not as expected; the message has its number.
     """
     head, *others = [line for line in outline(text) if line.text or line.below] or [Line(1, "")]
     others += [below for line in head.below for below in line.below]
@@ -138,7 +138,7 @@ def read_schedule(text: str, kind: "type[Schedule]") -> "Schedule":
 
 
 class _Reader:
-    """What was read so far: passes, then transfers between them, then workers."""
+    """Holds the parts that were read so far: passes, transfers between them, then workers."""
 
     def __init__(self) -> None:
         self.passes: list[StagePass] = []

@@ -1,4 +1,4 @@
-"""Cut the body of a program at its loops, whose counts are what runs."""
+"""Cut the body of a program at its loops, and read how often each part runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sections:
-    """What is done before, in, and after the micro-batches of a step.
+    """The instructions before, in, and after the micro-batches of a step.
 
     Args:
         steps: how often all of it runs in a call: the device iterations of a training program.

@@ -13,7 +13,8 @@ def draw_schedules(schedules: Mapping[str, object]) -> Picture:
     stash: of how many micro-batches it keeps values at once. Times are those of `Schedule.timed`.
 
     Args:
-        schedules: by title: a `Schedule`, or what has one as its `schedule`, as a compiled model.
+        schedules: by title: a `Schedule`, or an object that has one as its `schedule`, such as a
+            compiled model.
 
     Returns:
         The text of an SVG picture. A notebook shows it as a picture.

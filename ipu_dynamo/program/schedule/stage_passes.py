@@ -50,7 +50,7 @@ def stage_passes(calls: Sequence[Call]) -> list[tuple[Call, ...]]:
 def calls_of_passes(loop: Sequence[Plain]) -> list[Call]:
     """Each stage pass of a micro-batch as if it were one call, with all that it reads and makes.
 
-    Beside its own calls that is what it receives, copies, stores, loads and sends.
+    In addition to its own calls, these are values that it receives, copies, stores, loads, sends.
     """
     calls = []
     for instructions in instructions_of_passes(loop):
@@ -65,7 +65,7 @@ def calls_of_passes(loop: Sequence[Plain]) -> list[Call]:
 
 
 def exchanges_of_passes(loop: Sequence[Plain]) -> Exchanges:
-    """What replicas exchange between the passes of a micro-batch."""
+    """The values that replicas exchange between the passes of a micro-batch."""
     if not any(isinstance(instruction, Collective) for instruction in loop):
         return NO_EXCHANGES
     makers: dict[str, int] = {}
@@ -93,9 +93,9 @@ def reads_and_makes(instruction: Plain) -> tuple[tuple[str, ...], tuple[str, ...
 def instructions_of_passes(loop: Sequence[Plain]) -> list[list[Plain]]:
     """All that each stage pass of a micro-batch does, in program order.
 
-    The first pass receives. What an IPU loads is loaded by its next pass, and what it stores or
-    sends by its last one; a variable is fetched by the pass of the next call, and a copy or a write
-    made by that of the call before.
+    The first pass receives. The next pass of an IPU does its loads, and its last pass does its
+    stores and sends. The pass of the next call fetches variables, and the pass of the call before
+    does copies and writes.
     """
     calls = [instruction for instruction in loop if isinstance(instruction, Call)]
     pass_of = [number for number, of in enumerate(stage_passes(calls)) for _ in of]
@@ -115,7 +115,7 @@ def instructions_of_passes(loop: Sequence[Plain]) -> list[list[Plain]]:
 
 
 def _call_of(instruction: Plain, calls: Sequence[Call], passed: int) -> int:
-    """The call whose stage pass does an instruction that stands behind `passed` calls."""
+    """Find the call to whose stage pass an instruction belongs; `passed` calls are before it."""
     if instruction.fetches:
         return passed
     match instruction.done_by:

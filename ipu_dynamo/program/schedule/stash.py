@@ -1,4 +1,4 @@
-"""State what the stages of a training pipeline keep between their passes."""
+"""List the values that the stages of a training pipeline keep between their passes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Stash:
-    """What a stage keeps of each micro-batch between its forward and its backward pass.
+    """The values that a stage keeps of each micro-batch from its forward to its backward pass.
 
     Args:
         copies: micro-batches of which it is kept at once.
@@ -43,7 +43,7 @@ class Stash:
 
 
 def stash(program: "Program") -> tuple[Stash, ...]:
-    """What the stages keep, by stage; nothing, when the program is no training pipeline."""
+    """The stash of each stage; empty, if the program is no training pipeline."""
     if program.kind != "training" or program.order == "sequential":
         return ()
     functions = {function.name: function for function in program.functions}
@@ -105,7 +105,7 @@ def most_kept(stages: Sequence[int], runs: Sequence[Sequence[RunPass]]) -> dict[
 
 
 def _as_call(stage_pass: Sequence[Call]) -> Call:
-    """A pass as if it were one call: what it reads of others, and all that it makes."""
+    """A pass as one call: it reads the values of others, and makes all results."""
     if len(stage_pass) == 1:
         return stage_pass[0]
     results = dict.fromkeys(name for call in stage_pass for name in call.results if name)

@@ -4,10 +4,10 @@
     %t: f32[4,8]{1,4} = aten.t.default(%w)  # "model.py:12 in forward: return x @ self.w"
     return (%t,)
 
-Types, strides and devices of results are written down: to derive them again would run every
-operator's shape function, and give what this PyTorch says instead of what the program was made for.
-FX makes Python code from a graph. What can enter it from text is checked here: names of nodes,
-operators that are registered with arguments that they have, and plain values.
+Types, strides and devices of results are written down. To derive them again would run every
+operator's shape function, and another PyTorch could give other ones than the program was made for.
+FX makes Python code from a graph. So this file checks all text that can enter the code: names of
+nodes, registered operators and their arguments, and plain values.
 
 Passes see graphs that are not functions yet. A `GraphForm` describes the text of such graphs.
 """
@@ -305,7 +305,7 @@ def _by_name(reader: Reader) -> dict[str, Any]:
 
 
 def _described(value: object) -> object:
-    """What is written of a node's value: layouts in place of tensors."""
+    """A node's value as it is written: layouts in place of tensors."""
     if isinstance(value, Tensor) and value.layout == torch.strided:
         sizes = (*value.shape, *value.stride())
         if any(type(size) is not int for size in sizes):  # to make a number of it would fix it
@@ -336,7 +336,7 @@ def _is_result(value: object) -> bool:
 
 
 def _check_plain(value: object) -> None:
-    """Raise ValueError for what is no argument of an operator."""
+    """Raise ValueError for a value that is no argument of an operator."""
     match value:
         case list() | tuple():
             for part in value:

@@ -1,9 +1,10 @@
 """Write values as text that `reader.py` reads back.
 
-A value is None, True, a number, a string, a list, a tuple, a dict, a `slice(...)`, a dtype, layout
-or memory format (`torch.float32`), a `device("cuda:0")`, the layout of a tensor (`f32[4,8]`), a
-node of a graph (`%mm`), or a record, which is any other dataclass: `Copy(value="mm", src=0)`.
-Strings are written as in JSON, so that all text is ASCII and a value is one line.
+A value is None, True, a number, a string, a list, a tuple, a dict, or a `slice(...)`. It may also
+be a dtype, layout or memory format (`torch.float32`), a `device("cuda:0")`, the layout of a tensor
+(`f32[4,8]`), or a node of a graph (`%mm`). Any other dataclass is a record:
+`Copy(value="mm", src=0)`. Strings are written as in JSON, so that all text is ASCII and a value is
+one line.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,7 +32,7 @@ _PLAIN: dict[type, Callable[[Any], str]] = {
 
 @cache
 def _plain(kind: type) -> Callable[[Any], str] | None:
-    """What writes the values of a class, if they have no parts."""
+    """The function that writes the values of a class, if they have no parts."""
     return next((_PLAIN[base] for base in kind.__mro__ if base in _PLAIN), None)
 
 
@@ -47,8 +48,8 @@ def write(
     """`value` as text.
 
     Args:
-        name_of: what a node is called.
-        otherwise: writes what is no value; the default raises ValueError.
+        name_of: returns the name of a node.
+        otherwise: writes objects that are no values; the default raises ValueError.
     """
 
     if plain := _plain(value.__class__):

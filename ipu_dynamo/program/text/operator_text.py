@@ -21,7 +21,7 @@ def value_text(node: fx.Node) -> str:
 
 
 def operator_label(node: fx.Node) -> str:
-    """What a node calls: `aten.mm`; `get_attr` of a node that reads an attribute."""
+    """The name of a node's operator: `aten.mm`; `get_attr` if it reads an attribute."""
     target = node.target
     if isinstance(target, OpOverload):
         return f"{target.namespace}.{target.__name__}".removesuffix(".default")

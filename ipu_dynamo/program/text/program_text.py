@@ -89,7 +89,7 @@ def line_error(text: str, record: object, problem: str) -> LineError:
 
 @dataclass
 class _Check:
-    """Compare what a text says twice, and what it says of constants with those that are given."""
+    """Compare repeated facts of a text, and its constants with the given ones."""
 
     constants: Mapping[str, Tensor] | None
     functions: dict[str, Function] = field(default_factory=dict)

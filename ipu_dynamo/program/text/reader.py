@@ -27,10 +27,10 @@ _TOKEN = re.compile(
     |{NAME}\[[\d,]*\](?:\{{[\d,]*\}})?(?:@{NAME}(?::\d+)?)?
     |-(?:inf|\d[\w.+-]*)|\d[\w.+-]*
     |{NAME}(?:\.{NAME})*
-    )|(?s:.+)|\Z)""",  # what is no token has no group
+    )|(?s:.+)|\Z)""",  # the group is empty for text that is no token
     re.ASCII | re.VERBOSE,
 )
-_KINDS = {  # of tokens, by what they begin with; a name or a tensor begins with anything else
+_KINDS = {  # of tokens, by their first character; all others begin a name or a tensor
     "": "end",
     **dict.fromkeys("()[]{},:=#", "sign"),
     "%": "node",
@@ -54,7 +54,7 @@ _CONSTANTS |= {
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A dataclass as it stands in the text: a name, and fields that nobody has checked."""
+    """A dataclass as it stands in the text: a name, and fields that are not checked yet."""
 
     name: str
     fields: Mapping[str, Any]
@@ -80,7 +80,7 @@ def read(text: str) -> Any:
 
 
 class Reader:
-    """Read parts of a line one after the other; what does not fit is a ValueError.
+    """Read parts of a line one after the other; raise ValueError for an unexpected part.
 
     Args:
         text: the line.
@@ -150,7 +150,7 @@ class Reader:
         return _atom(token)
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What stands in the brackets of a call: values, then named ones."""
+        """The arguments in the brackets of a call: values, then named ones."""
         positional: list[Any] = []
         named: dict[str, Any] = {}
 
@@ -170,7 +170,7 @@ class Reader:
         return tuple(positional), named
 
     def _called(self, name: str) -> Any:
-        """What a call of that name stands for."""
+        """The value that a call of that name stands for."""
         positional, named = self.arguments()
         match name, positional:
             case "complex", (float(real), float(imaginary)) if not named:
@@ -191,7 +191,7 @@ class Reader:
         return key, self.value()
 
     def _items(self, start: str, stop: str, item: Callable[[], T]) -> list[T]:
-        """Items between brackets; a comma stands between two, and may stand behind the last."""
+        """Items between brackets; a comma separates two, and may follow the last."""
         self.take(start)
         self._depth += 1
         if self._depth > _DEEPEST:

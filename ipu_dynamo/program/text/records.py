@@ -54,9 +54,9 @@ def read_lines(line: Line, kind: Any, check: Check, form: GraphForm = FUNCTION) 
     """Inverse of `write_lines`.
 
     Args:
-        kind: what has to stand there: a dataclass, or a union of some.
+        kind: the expected class: a dataclass, or a union of some.
         check: is called with every record that has lines of its own, inner ones first; raises
-            ValueError for what cannot be.
+            ValueError for a record that is not valid.
         form: of the graphs in it.
     """
     with in_line(line):
@@ -126,7 +126,7 @@ def _is_block(kind: Any) -> bool:
 
 
 def _read_block(block: Line, record: type, check: Check, form: GraphForm) -> Any:
-    """What stands below the name of a field."""
+    """Read the lines below the name of a field."""
     kind = field_kinds(record).get(block.text)
     if not _is_block(kind):
         raise ValueError(f"{record.__name__} has no part {block.text}")
@@ -186,7 +186,7 @@ def build(value: Any, kind: Any, field: str) -> Any:
 
 
 def _named(kind: Any) -> str:
-    """What an error calls a type."""
+    """The name of a type in errors."""
     if get_origin(kind) is Literal:
         return " or ".join(map(write, get_args(kind)))
     return str(getattr(kind, "__name__", kind))

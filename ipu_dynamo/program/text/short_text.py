@@ -22,7 +22,7 @@ def folded(body: Sequence[Instruction]) -> Iterator[tuple[Instruction, str]]:
 
 
 def _move(instruction: Instruction) -> tuple[object, ...] | None:
-    """What moves of variables have in common that share a line."""
+    """The key of a move of a variable: moves with the same key share a line; None: no move."""
     if not isinstance(instruction, Load | Store) or instruction.value != instruction.result:
         return None
     kind, source = type(instruction), instruction.source

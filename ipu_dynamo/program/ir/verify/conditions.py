@@ -1,4 +1,4 @@
-"""Check what the description of an instruction does not say: signatures, shards and norms."""
+"""Check conditions outside of the descriptions of instructions: signatures, shards, norms."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scope:
-    """What an instruction is checked in.
+    """The surroundings of the instruction that is checked.
 
     Args:
-        has: what is where.
+        has: the places of values.
         functions, update_functions: of the program, by name.
         updated: the parameters that were updated so far.
     """
@@ -44,10 +44,10 @@ class Scope:
 
 
 def check_conditions(instruction: object, scope: Scope) -> None:
-    """Check the conditions of an instruction's own.
+    """Check the conditions of one kind of instruction.
 
     Raises:
-        ValueError: what does not fit.
+        ValueError: a condition does not hold.
     """
     if condition := _CONDITIONS.get(type(instruction)):
         condition(instruction, scope)

@@ -14,7 +14,7 @@ def check_factors(factors: UpdateFactors, has: Residence, functions: Functions) 
     """Check the function of the instruction before a step.
 
     Raises:
-        ValueError: what does not fit.
+        ValueError: its signature does not fit.
     """
     function = _named(factors.function, functions)
     counters = [has.at(name, factors.ipu) for name in factors.counters]
@@ -27,10 +27,10 @@ def check_factors(factors: UpdateFactors, has: Residence, functions: Functions) 
 
 
 def check_part(part: UpdatePart, has: Residence, functions: Functions) -> None:
-    """Check the function of what is computed of one parameter.
+    """Check the function that computes values of one parameter.
 
     Raises:
-        ValueError: what does not fit.
+        ValueError: its signature does not fit.
     """
     function = _named(part.function, functions)
     weight, total = has.at(part.parameter, part.ipu), has.at(part.gradient, part.ipu)
@@ -47,10 +47,10 @@ def check_part(part: UpdatePart, has: Residence, functions: Functions) -> None:
 
 
 def check_joint(joint: JointUpdate, has: Residence, functions: Functions) -> None:
-    """Check the function of what is computed of several parameters together.
+    """Check the function that computes values of several parameters.
 
     Raises:
-        ValueError: what does not fit.
+        ValueError: its signature does not fit.
     """
     function = _named(joint.function, functions)
     taken = [has.at(name, joint.ipu) for name in joint.arguments]

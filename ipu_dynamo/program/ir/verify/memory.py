@@ -1,8 +1,9 @@
-"""Check that what functions return lies in memory of its own, as far as operators tell.
+"""Check that results of functions have memory of their own, as far as operators show it.
 
-A value may look at the memory of another one only while it is read, or on its way to the host: what
-an instruction keeps, moves or writes to a variable must not change with something else. Calls of
-one stage pass are parts of one function: what one returns of another's memory is a view inside it.
+A value may share the memory of another one only while it is read, or on its way to the host. An
+instruction that keeps or moves a value, or writes it to a variable, needs one that no other write
+changes. Calls of one stage pass are parts of one function, so they may return views of each other's
+values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ class MemoryChecks:
         functions: by name.
 
     Attributes:
-        lent: results of calls that lie in what the call was given, by name.
+        lent: results that share the memory of one of their call's arguments, by name.
         shared: results that lie in the same memory as another one, which is named.
         makers: the call that returned a value, by its name.
     """

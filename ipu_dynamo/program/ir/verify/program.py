@@ -1,11 +1,10 @@
 """Refuse a program that cannot run as it reads.
 
-The body of a training program is one loop over device iterations, of what comes before the
-micro-batches, one loop over these, and the end of the step. That of any other program is what comes
-before, and the loop over micro-batches. Every name stands for one thing, which is made before it is
-read, on the IPU that reads it, in the type that is expected. Functions write nothing that they are
-given, and what is kept or written of their results lies in memory of its own: what lasts is written
-by instructions.
+The body of a training program is one loop over device iterations. In it are the instructions before
+the micro-batches, one loop over these, and the end of the step. Other programs have no outer loop
+and no end of a step. Every name stands for one value. It is made before it is read, on the IPU that
+reads it, with the expected type. Functions do not write to their inputs: only instructions write
+variables. A result that is kept or written has memory of its own.
 """
 
 from collections.abc import Iterable
@@ -41,7 +40,7 @@ def verify(program: "Program") -> None:
 
 
 class _Verifier:
-    """Walks through a program once, and checks each instruction by what it says of itself."""
+    """Walks through a program once, and checks each instruction by its description."""
 
     def __init__(self, program: "Program") -> None:
         self.program = program
@@ -77,7 +76,7 @@ class _Verifier:
                 raise ProgramError(str(error), instruction) from error
 
     def check(self, instruction: Plain) -> None:
-        """Check the columns, uses and moves of an instruction, and note what it makes."""
+        """Check the columns, uses and moves of an instruction, and note its results."""
         for what, column in instruction.columns:
             of, first = instruction.columns[0]
             if len(column) != len(first):

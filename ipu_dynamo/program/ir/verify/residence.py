@@ -1,4 +1,4 @@
-"""Follow what is where while the instructions of a micro-batch and a step run."""
+"""Follow the places of values while the instructions of a micro-batch and a step run."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING
@@ -16,11 +16,11 @@ Known = tuple[str, int]  # a name, and the IPU that knows it
 
 
 class Residence:
-    """What is where. Names are checked when they are looked up, with `at`.
+    """The places of values and variables. `at` looks a name up, and raises if it is not there.
 
-    Invariant: `values` has every value on an IPU that an instruction so far has made there and none
-    has moved away; a variable is at home, and elsewhere or in shards only as far as instructions
-    have brought it.
+    Invariant: `values` has every value that an instruction so far has made on an IPU, and that no
+    instruction has moved away. A variable is on its own IPU. It is elsewhere, or gathered from its
+    shards, only if an instruction has brought it there.
 
     Attributes:
         num_ipus, variables, inputs, outputs: of the program, the last three by name.
@@ -60,7 +60,7 @@ class Residence:
         self.values[name, ipu] = type_
 
     def forget(self, names: Collection[Known]) -> None:
-        """Forget values that end with a micro-batch; what is in streaming memory ends, too."""
+        """Forget values that end with a micro-batch, and all values in streaming memory."""
         for known in names:
             self.values.pop(known, None)
         self.stored.clear()

@@ -1,4 +1,4 @@
-"""Check what a program consists of, and which instructions stand in which of its loops."""
+"""Check the parts of a program, and that each instruction is in a loop where it may be."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def check_tables(program: "Program") -> None:
 
 
 def check_names(program: "Program") -> None:
-    """Check that no tensor of the user's can be called like what a compiler makes."""
+    """Check that no tensor of the user's can have the name of one that a compiler makes."""
     for variable in program.variables:
         if variable.kind == "constant":
             continue  # a tensor of the user's, or numbers of random streams
