@@ -87,12 +87,12 @@ def test_floats_have_to_fit_32_bits(value, side):
 
 
 def test_an_unregistered_operator_is_an_error_that_shows_how_to_register_it():
-    model = poptorch.inferenceModel(lambda x: poptorch.custom_op([x], "Cube", "com.acme", 1, [x]))
+    model = poptorch.inferenceModel(lambda x: poptorch.custom_op([x], "Cube", "com.none", 1, [x]))
     with pytest.raises(
         poptorch.Error, match=r"Cube, version 1[^$]*register_custom_operator\("
     ) as e:
         model(X)
-    assert 'poptorch.custom_op([x], "Cube", "com.acme", 1, [x])' in str(e.value)
+    assert 'poptorch.custom_op([x], "Cube", "com.none", 1, [x])' in str(e.value)
 
 
 def test_a_result_that_is_not_like_its_example_is_refused():
