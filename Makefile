@@ -11,7 +11,7 @@ CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all bench check lint types arrows wheel clean
+.PHONY: help run test test-all bench check lint types arrows docs wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1	/p' $(MAKEFILE_LIST) | expand -t 10
@@ -29,7 +29,7 @@ test-all: $(VENV)/dev ## all tests with many examples, into build/test-all.json
 bench: $(VENV)/dev ## the benchmarks, timed twice, into build/bench.json
 	$(BIN)/python -m benchmarks --runs=2 --json=build/bench.json
 
-check: lint types arrows test wheel ## everything that must pass before a change is merged
+check: lint types arrows test docs wheel ## everything that must pass before a change is merged
 
 lint: $(VENV)/dev ## style and format
 	$(BIN)/ruff check .
@@ -40,6 +40,10 @@ types: $(VENV)/dev ## types
 
 arrows: $(VENV)/dev ## who may import whom
 	$(BIN)/lint-imports --no-logo
+
+docs: $(VENV)/dev ## the guide as a site, with the reference, in build/site; links are checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open build/site/index.html; for its search: $(BIN)/python -m http.server -d build/site"
 
 wheel: $(VENV)/dev ## build sdist and wheels, look inside, try the wheels outside the checkout
 	rm -rf dist

@@ -73,7 +73,12 @@ class Block:
 def BlockFunction(  # noqa: N802 (PopTorch's name)
     user_id: str | int | None = None, ipu_id: int | None = None
 ) -> Callable[[_Function], _Function]:
-    """Decorate a function so that it runs inside `Block(user_id, ipu_id)`."""
+    """Decorate a function so that it runs inside `Block(user_id, ipu_id)`.
+
+    Args:
+        user_id: as for `Block`.
+        ipu_id: as for `Block`.
+    """
     check_ipu_id(ipu_id)
 
     def decorate(function: _Function) -> _Function:
@@ -118,6 +123,11 @@ def BeginBlock(  # noqa: N802 (PopTorch's name)
     layer: _Module, user_id: str | int | None = None, ipu_id: int | None = None
 ) -> _Module:
     """Begin a block whenever `layer` is called; it lasts until another one begins.
+
+    Args:
+        layer: a module.
+        user_id: as for `Block`.
+        ipu_id: as for `Block`.
 
     Returns:
         `layer` itself, with a forward-pre-hook.

@@ -39,6 +39,10 @@ _NAMED_RANKS = 4  # in an error
 class IpuError(Exception):
     """Base of every error that this package raises on purpose.
 
+    Args:
+        text: the message.
+        id: which kind of error this is; None: that of the class.
+
     Attributes:
         id: which kind of error this is; it stays the same from version to version, and
             `python -m ipu_dynamo.errors ID` prints the section of the guide for it.

@@ -47,12 +47,19 @@ def getLocalInstanceIndex() -> int:
 
 
 def getDeviceId(ipus_per_replica: int = 0) -> int:
-    """Always 0: virtual IPUs have no numbers. The argument has no effect."""
+    """Return 0: virtual IPUs have no numbers.
+
+    Args:
+        ipus_per_replica: has no effect.
+    """
     return 0
 
 
 def checkNumIpusPerReplica(num_ipus_per_replica: int) -> None:
     """Refuse another number of IPUs than the launcher was told.
+
+    Args:
+        num_ipus_per_replica: how many IPUs one replica of the program has.
 
     Raises:
         RuntimeError: it is another one. Without a launcher any number is right.

@@ -60,17 +60,18 @@ def registerCommunicator(participants: Collection[int], communicator_id: str = "
     """Name some instances, for `synchronize`. A single instance has no use for it.
 
     Args:
-        participants: their numbers.
+        participants: the numbers of the instances, from 0.
+        communicator_id: the name, which `synchronize` takes.
     """
     if _are_several():
         _communicators[communicator_id] = frozenset(participants)
 
 
 def synchronize(communicator_id: str | None = None) -> None:
-    """Wait until all instances are here: within `execute_on_instances` those that it names.
+    """Wait for all instances, or within `execute_on_instances` for those that it names.
 
     Args:
-        communicator_id: wait for the participants of `registerCommunicator` instead.
+        communicator_id: a name that `registerCommunicator` has: wait for its participants instead.
 
     Raises:
         RuntimeError: there are several instances, and `init` did not connect them.
@@ -96,10 +97,13 @@ def execute_on_instances(
     """Call a function on some instances. Its collectives are theirs alone.
 
     Args:
-        instances: the numbers of those that call it.
+        instances: the numbers of those that call it, from 0.
+        function: what they call.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
 
     Returns:
-        its result, or None if this instance does not call it.
+        The result of `function`; None on an instance that does not call it.
     """
     if getInstanceIndex() not in instances:
         return None

@@ -39,7 +39,11 @@ def setLogLevel(level: str | int) -> None:
 
 
 def setPopartLogLevel(level: str | int) -> None:
-    """Choose which messages of the compiler alone are written."""
+    """Choose which messages of the compiler alone are written.
+
+    Args:
+        level: as for `setLogLevel`.
+    """
     _compiler().setLevel(level_number(level))
 
 

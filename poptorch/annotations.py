@@ -32,7 +32,11 @@ class Attribute:
 
 
 class NameScope:
-    """A context that puts `name/` before the names of the operators inside, in a trace."""
+    """A context that puts a prefix before the names of the operators inside, in a trace.
+
+    Args:
+        name: the prefix, which is followed by `/`. Contexts can be nested.
+    """
 
     def __init__(self, name: str) -> None:
         require(isinstance(name, str), f"Parameter to NameScope must be a string, got {name!r}")

@@ -18,13 +18,20 @@ class ICustomArgParser(ABC):
 
     @abstractmethod
     def yieldTensors(self, struct: Any) -> Iterator[Tensor]:
-        """The tensors of `struct`, always in the same order."""
+        """Yield the tensors of an object, always in the same order.
+
+        Args:
+            struct: an object of the class.
+        """
 
     @abstractmethod
     def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[Tensor]) -> Any:
-        """An object like `original_structure` with the next tensors of the iterator.
+        """Return an object like another one, with other tensors.
 
-        It takes from the iterator as many as `yieldTensors` gives, in that order.
+        Args:
+            original_structure: an object of the class.
+            tensor_iterator: has the tensors, in the order of `yieldTensors`. The method takes as
+                many as `yieldTensors` gives, since others may follow.
         """
 
 

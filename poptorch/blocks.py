@@ -38,7 +38,12 @@ class Block(nn.Module):
 
     @staticmethod
     def start(user_id: BlockName = None, ipu_id: int | None = None) -> None:
-        """Begin a block that lasts until the next one begins."""
+        """Begin a block that lasts until the next one begins.
+
+        Args:
+            user_id: as for `Block`.
+            ipu_id: as for `Block`.
+        """
         _check(ipu_id)
         _begin(user_id, ipu_id)
 
@@ -60,7 +65,8 @@ class LegacyBeginBlockFn(nn.Module):
 
     Args:
         layer_to_call: what is called.
-        user_id, ipu_id: as for `BeginBlock`.
+        user_id: as for `BeginBlock`.
+        ipu_id: as for `BeginBlock`.
     """
 
     def __init__(
@@ -75,6 +81,12 @@ class LegacyBeginBlockFn(nn.Module):
         self._user_id, self._ipu_id = user_id, ipu_id
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Begin the block, and return what the layer returns.
+
+        Args:
+            args: positional arguments of the layer.
+            kwargs: keyword arguments of the layer.
+        """
         self._user_id = _begin(self._user_id, self._ipu_id)
         return self._layer_to_call(*args, **kwargs)
 
@@ -112,7 +124,12 @@ def BeginBlock(
 def BlockFunction(
     user_id: BlockName = None, ipu_id: int | None = None
 ) -> Callable[[_Layer], _Layer]:
-    """Decorate a function so that it runs inside `Block(user_id, ipu_id)`."""
+    """Decorate a function so that it runs inside a `Block`.
+
+    Args:
+        user_id: as for `Block`.
+        ipu_id: as for `Block`.
+    """
     _check(ipu_id)
 
     def decorate(function: _Layer) -> _Layer:
@@ -127,7 +144,11 @@ def BlockFunction(
 
 
 def removeBlocks(module: nn.Module) -> None:
-    """Remove what either `BeginBlock` added to a module and its submodules."""
+    """Remove the blocks that `BeginBlock`, of either package, added to a module.
+
+    Args:
+        module: it and its submodules lose their blocks.
+    """
     require(isinstance(module, nn.Module), f"removeBlocks takes a torch.nn.Module, got {module!r}")
     blocks.remove_blocks(module)
 

@@ -13,10 +13,13 @@ _after: "OrderedDict[int, Hook]" = OrderedDict()
 
 
 def registerPreCompileHook(hook: Hook) -> RemovableHandle:
-    """Call `hook`, without arguments, before each compilation traces a model.
+    """Call a function before each compilation traces a model.
+
+    Args:
+        hook: takes no argument; its result is not read.
 
     Returns:
-        a handle whose `remove()` ends that.
+        A handle; its `remove()` removes the hook.
     """
     if not callable(hook):
         raise RuntimeError("Pre-compile hook must be callable")
@@ -24,10 +27,13 @@ def registerPreCompileHook(hook: Hook) -> RemovableHandle:
 
 
 def registerPostCompileHook(hook: Hook) -> RemovableHandle:
-    """Call `hook`, without arguments, after each compilation, also after one that failed.
+    """Call a function after each compilation, also after one that failed.
+
+    Args:
+        hook: takes no argument; its result is not read.
 
     Returns:
-        a handle whose `remove()` ends that.
+        A handle; its `remove()` removes the hook.
     """
     if not callable(hook):
         raise RuntimeError("Post-compile hook must be callable")

@@ -38,7 +38,11 @@ class CPU:
         self.outputs = self._layer_to_call(*self._inputs)
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
-        """What the function returns. Keyword arguments are ignored, as in PopTorch.
+        """Return the results of the function.
+
+        Args:
+            inputs: tensors, which the function gets.
+            kwargs: are ignored, as in PopTorch.
 
         Raises:
             poptorch.Error: in a model that is compiled for training.

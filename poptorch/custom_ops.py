@@ -31,7 +31,9 @@ def custom_op(
 
     Args:
         inputs: of the operator.
-        name, domain, domain_version: what it is registered by.
+        name: of the operator, as it was registered.
+        domain: of the operator, as it was registered.
+        domain_version: of the operator, as it was registered.
         example_outputs: tensors with the shapes and types of the results.
         attributes: floats, integers, strings, or lists of one of them, by name.
 

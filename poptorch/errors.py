@@ -47,7 +47,9 @@ class RecoverableError(Error):
     """A failure of the machine after which the program may run again.
 
     Args:
+        message: what went wrong, without context.
         recovery_action: IPU_RESET, LINK_RESET, PARTITION_RESET or FULL_RESET.
+        context: `type`, `location` and `id` of an `Error`.
     """
 
     def __init__(self, message: str = "", *, recovery_action: str = "FULL_RESET", **context: Any):
@@ -64,7 +66,12 @@ for _error in (Error, RecoverableError, UnrecoverableError):
 
 
 def createPoptorchError(msg: str, *, id: str = "") -> Error:
-    """Build, not raise, an error of the Python layer, of the kind `id`."""
+    """Return an error of the Python layer; it is not raised.
+
+    Args:
+        msg: what went wrong.
+        id: which kind of error it is, see `Error`.
+    """
     return Error(msg, id=id)
 
 

@@ -76,6 +76,7 @@ def load(filename: str, edit_opts_fn: Callable[[Options], Any] | None = None) ->
     user wrote has to be trusted, because its model is pickled.
 
     Args:
+        filename: of the file.
         edit_opts_fn: is called with the options, to change some that act at run time.
 
     Raises:
@@ -96,7 +97,11 @@ def load(filename: str, edit_opts_fn: Callable[[Options], Any] | None = None) ->
 
 
 def importPoptorchMetadataFromFile(filename: str) -> bytes:
-    """What a saved program says of itself, as JSON: versions, parts, sizes."""
+    """Return the description in a saved program, as JSON: versions, parts, sizes.
+
+    Args:
+        filename: of the file.
+    """
     try:
         return metadata(filename)
     except SavedProgramError as error:

@@ -15,9 +15,12 @@ _UNKNOWN_GENERATION = -1
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """Whether `num_ipus` IPUs are present: up to 64 virtual ones stand in for hardware.
+    """Return whether IPUs are present. Up to 64 virtual ones stand in for hardware.
 
-    With IPU_DYNAMO_HARDWARE=0, or where the environment selects the IPU Model, none is.
+    With IPU_DYNAMO_HARDWARE=0, or if the environment selects the IPU Model, the answer is False.
+
+    Args:
+        num_ipus: how many IPUs a program needs.
     """
     wanted = os.environ.get("IPU_DYNAMO_HARDWARE") or None
     if wanted not in (None, "0", "1"):

@@ -36,7 +36,8 @@ def ipu_print_tensor(
         digits: significant digits of the largest number; all others have as many decimals.
         float_format: auto, fixed, scientific, or none.
         separator: between the elements of a row.
-        open_bracket, close_bracket: around rows.
+        open_bracket: at the beginning of rows.
+        close_bracket: at the end of rows.
 
     Raises:
         poptorch.Error: `tensor` is no tensor, or another argument cannot be.

@@ -55,9 +55,11 @@ def cond(
 
     Args:
         condition: one bool.
-        then_body, else_body: take the tensors of their lists; return as many tensors as each other,
-            of the same shapes and dtypes.
-        then_inps, else_inps: what they get.
+        then_body: takes the tensors of `then_inps`; called if the condition is true.
+        then_inps: a list of tensors.
+        else_body: takes the tensors of `else_inps`; returns as many tensors as `then_body`, of the
+            same shapes and dtypes.
+        else_inps: a list of tensors.
 
     Raises:
         ValueError: a list of inputs is none, or has something else than tensors.

@@ -40,6 +40,9 @@ class MultiConv:
     def availableMemoryProportions(self, value: float | Sequence[float] | None) -> Self:
         """The share of tile memory that each convolution may use for a while.
 
+        Args:
+            value: shares in [0, 1); None: the default.
+
         Raises:
             AssertionError: anything but one or several floats.
             ValueError: a share outside [0, 1).
@@ -57,6 +60,9 @@ class MultiConv:
 
         Without it, `options.Precision.setPartialsType` decides.
 
+        Args:
+            value: one type, or a type for each convolution.
+
         Raises:
             ValueError: another type.
         """
@@ -68,6 +74,9 @@ class MultiConv:
 
     def enableConvDithering(self, value: bool | Sequence[bool] | None) -> Self:
         """Whether to start each convolution on another tile; recorded.
+
+        Args:
+            value: bools; None: the default.
 
         Raises:
             ValueError: anything but one or several bools.
@@ -81,6 +90,9 @@ class MultiConv:
     def planType(self, value: MultiConvPlanType | None) -> Self:
         """Whether the convolutions share the tiles, or have all of them in turn.
 
+        Args:
+            value: in parallel or one after the other; None: the default, `Parallel`.
+
         Raises:
             AssertionError: anything but a `MultiConvPlanType`; None is the default, `Parallel`.
         """
@@ -89,13 +101,20 @@ class MultiConv:
         return self
 
     def perConvReservedTiles(self, value: int) -> Self:
-        """How many tiles to keep for each convolution; recorded."""
+        """How many tiles to keep for each convolution; recorded.
+
+        Args:
+            value: a count of tiles.
+        """
         require(isinstance(value, int), f"perConvReservedTiles takes an int, got {value!r}")
         self._reserved_tiles = value
         return self
 
     def cycleBackOff(self, value: float) -> Self:
         """The share of cycles that a plan may lose for the sake of others; recorded.
+
+        Args:
+            value: the share, from 0 to 1.
 
         Raises:
             AssertionError: no number.

@@ -86,6 +86,9 @@ def _check_factor(lhs: Tensor, rhs: Tensor, mode: MatMulSerializationMode, facto
 def nop(tensor: Tensor) -> Tensor:
     """A copy of a tensor. PopTorch keeps the operator in its program; here engines may fuse it.
 
+    Args:
+        tensor: of any shape and dtype.
+
     Raises:
         poptorch.Error: it is no tensor.
     """

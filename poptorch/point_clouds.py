@@ -48,8 +48,10 @@ def nearest(x: Tensor, y: Tensor, batch_x: Batch = None, batch_y: Batch = None) 
     """For each row of `x` the index of the nearest row of `y` in the same batch.
 
     Args:
-        x, y: `[rows, ...]`.
-        batch_x, batch_y: the number of each row's batch; None: all are in one.
+        x: `[rows, ...]`.
+        y: `[rows, ...]`, where a row has the shape of a row of `x`.
+        batch_x: the number of the batch of each row of `x`; None: all are in one.
+        batch_y: the number of the batch of each row of `y`; None: all are in one.
 
     Raises:
         poptorch.Error: arguments of other types, or of another length than their rows.

@@ -38,7 +38,11 @@ _ORIGINS = {
 
 
 def ipuHardwareVersion(numIpus: int = 1) -> int:
-    """The generation of the hardware, 0 where fewer than `numIpus` IPUs are present."""
+    """Return the generation of the hardware; 0 if fewer IPUs are present than needed.
+
+    Args:
+        numIpus: how many IPUs a program needs.
+    """
     present = hardware.ipuHardwareIsAvailable(numIpus)
     return hardware.ipu_generation() if present else 0
 

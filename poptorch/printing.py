@@ -7,7 +7,11 @@ from torch import nn
 
 
 def module_repr(m: nn.Module) -> str:
-    """The text of a module, in which blocks that begin with a submodule stand before it."""
+    """Return the text of a module, with each block before the submodule that begins it.
+
+    Args:
+        m: the module.
+    """
     lines = []
     if extra := m.extra_repr():
         lines += extra.split("\n")
@@ -26,7 +30,11 @@ def module_repr(m: nn.Module) -> str:
 
 
 def print(m: Any) -> None:
-    """Print an object, a module with its blocks first."""
+    """Print an object; a module with its blocks, as `module_repr` writes it.
+
+    Args:
+        m: a module or any other object.
+    """
     if isinstance(m, nn.Module):
         builtins.print(module_repr(m))
     builtins.print(m)

@@ -32,14 +32,22 @@ class Channel:
 
     @contextmanager
     def tracepoint(self, name: str) -> Iterator[None]:
-        """Record what happens inside as one span, if anything is recorded."""
+        """Record the time inside as one span, if a trace is recorded.
+
+        Args:
+            name: of the span, which follows that of the channel.
+        """
         with recording.span(f"{self._name}.{name}", self._name):
             yield
 
     def instrument(self, obj: _Object, *methods: str) -> _Object:
-        """Record each call of these methods of an object; return the object.
+        """Record each call of an object's methods; return the object.
 
-        Nothing changes unless something is recorded when this is called.
+        Nothing changes unless a trace is being recorded at this time.
+
+        Args:
+            obj: gets attributes that record and then call its methods.
+            methods: names of methods.
         """
         if recording.active:
             for method in methods:

@@ -15,6 +15,7 @@ def dynamic_slice(tensor: Tensor, dim: int, start: Tensor | int, size: int, step
     Outside a model that is compiled it is an ordinary slice, which ends where the tensor does.
 
     Args:
+        tensor: of any shape and dtype.
         dim: the dimension that is sliced; a multiple of `size` long.
         start: where the window begins: an integer tensor with one element.
         size: how long the window is.
@@ -49,7 +50,8 @@ def dynamic_update(input: Tensor, src: Tensor, dim: int, start: Tensor | int, si
     end where the tensor does, or before.
 
     Args:
-        input: of the same rank and dtype as `src`.
+        input: the tensor that is copied.
+        src: the window's new values; of the same rank and dtype as `input`.
         dim: the dimension that the window is part of.
         start: where it begins: an integer tensor with one element.
         size: how long it is; also the size of `src` in this dimension.

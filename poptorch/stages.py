@@ -35,7 +35,11 @@ class Stage:
         return self._ipu
 
     def ipu(self, ipu: int) -> Self:
-        """Run the stage on IPU `ipu`."""
+        """Run the stage on an IPU, and return the stage.
+
+        Args:
+            ipu: its number, from 0.
+        """
         known = isinstance(ipu, int) and 0 <= ipu < MOST_IPUS
         require(known, f"An IPU is named by an integer from 0 to {MOST_IPUS - 1}, got {ipu!r}")
         self._ipu = ipu
@@ -64,11 +68,19 @@ class Phase:
             self.stages = [as_stage(arg)]
 
     def stage(self, idx: int) -> Stage:
-        """The phase's stage number `idx`."""
+        """Return a stage of the phase.
+
+        Args:
+            idx: its position, from 0.
+        """
         return self.stages[idx]
 
     def ipus(self, *ipus: int) -> Self:
-        """Give each stage its IPU, in order."""
+        """Give each stage its IPU, in order, and return the phase.
+
+        Args:
+            ipus: numbers of IPUs, from 0, one for each stage.
+        """
         require(
             len(ipus) == len(self.stages),
             f"A phase of {len(self.stages)} stages needs as many IPUs, got {len(ipus)}",

@@ -31,7 +31,11 @@ class ExecutionStrategy:
                 self._stage_of[block] = stage
 
     def stage(self, block_id: BlockId) -> Stage:
-        """The explicit stage of a block."""
+        """Return the stage that a block was given.
+
+        Args:
+            block_id: identifier of a block.
+        """
         known = ", ".join(map(repr, self._stage_of)) or "none: stages are chosen while tracing"
         require(block_id in self._stage_of, f"Unknown block {block_id} (known blocks: {known})")
         return self._stage_of[block_id]
@@ -86,7 +90,8 @@ class PipelinedExecution(ExecutionStrategy):
 class ShardedExecution(PipelinedExecution):
     """Let the stages of one micro-batch run one after the other, then those of the next.
 
-    Args: as for `PipelinedExecution`.
+    Args:
+        args: as for `PipelinedExecution`.
     """
 
     kind = "sharded"
@@ -111,7 +116,11 @@ class _PhasedExecution(ExecutionStrategy):
         super().__init__(stage for phase in self.phases for stage in phase.stages)
 
     def phase(self, phase: int) -> Phase:
-        """The phase number `phase`, from 0."""
+        """Return a phase.
+
+        Args:
+            phase: its number, from 0.
+        """
         require(
             isinstance(phase, int) and phase >= 0,
             f"A phase is named by a positive integer or 0, got {phase!r}",
@@ -119,7 +128,11 @@ class _PhasedExecution(ExecutionStrategy):
         return self.phases[phase]
 
     def useSeparateBackwardPhase(self, use: bool = True) -> Self:
-        """Let the backward pass begin in a phase of its own, not in the last forward one."""
+        """Let the backward pass begin in a phase of its own, not in the last forward one.
+
+        Args:
+            use: False restores the default.
+        """
         require(isinstance(use, bool), f"use must be True or False, got {use!r}")
         self._separate_backward_phase = use
         return self
@@ -164,7 +177,11 @@ class SerialPhasedExecution(_PhasedExecution):
     serial = True
 
     def setTensorsLiveness(self, liveness: Liveness) -> Self:
-        """Choose how long tensors stay on the chip."""
+        """Choose how long tensors stay on the chip.
+
+        Args:
+            liveness: when they move to streaming memory.
+        """
         require(
             isinstance(liveness, Liveness), f"liveness must be a poptorch.Liveness: {liveness!r}"
         )
@@ -175,14 +192,19 @@ class SerialPhasedExecution(_PhasedExecution):
 class ParallelPhasedExecution(_PhasedExecution):
     """Let even phases run on even IPUs while odd phases run on odd ones.
 
-    Args: as for `SerialPhasedExecution`.
+    Args:
+        phases: as for `SerialPhasedExecution`.
     """
 
     kind = "parallel_phased"
     serial = False
 
     def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> Self:
-        """Choose whether activations leave the chip when the forward pass ends."""
+        """Choose whether activations leave the chip when the forward pass ends.
+
+        Args:
+            off_chip: True moves them to streaming memory until the backward pass reads them.
+        """
         require(isinstance(off_chip, bool), f"off_chip must be True or False, got {off_chip!r}")
         self._liveness = Liveness.OffChipAfterFwd if off_chip else Liveness.AlwaysLive
         return self

@@ -7,10 +7,14 @@ from torch import Tensor
 
 
 def allclose(ref: Any, other: Any) -> bool:
-    """Whether two structures of tensors are equal up to rounding.
+    """Return whether two structures of tensors are equal up to rounding.
 
     Lists and tuples are compared element by element, if they are of the same type and length.
-    Whatever is neither a tensor nor one of these is not compared.
+    Other values are not compared.
+
+    Args:
+        ref: the expected tensor, or a list or tuple of such structures.
+        other: the structure to compare; the tolerances are those of `torch.allclose`.
     """
     if isinstance(ref, Tensor):
         return isinstance(other, Tensor) and torch.allclose(other, ref)

@@ -85,7 +85,10 @@ def isRunningOnIpu() -> bool:
 
 
 def getIpuTensorId(tensor: Tensor) -> int:
-    """A number that tells a tensor of the running trace from the others.
+    """Return a number that distinguishes a tensor of the running trace from the others.
+
+    Args:
+        tensor: an input, a parameter or a result of an operator.
 
     Raises:
         poptorch.Error: there is no trace, or the tensor is none of its.

@@ -122,7 +122,12 @@ class DeviceWeights:
         self._weights.lock.run(copy)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
-        """Load weights into the model, and on to the device if there is a program on it."""
+        """Load weights into the model, and on to the device if there is a program on it.
+
+        Args:
+            state_dict: values by name, as for `torch.nn.Module.load_state_dict`.
+            strict: refuse missing and unknown names, as torch does.
+        """
         result = self.model.load_state_dict(state_dict, strict=strict)
         if self._attached:
             self.copyWeightsToDevice()

@@ -106,7 +106,9 @@ def bisect(
     engine. So what is compared at the end goes back to the model. Nothing of the model changes.
 
     Args:
-        inputs, kwargs: one micro-batch of the model's positional and keyword arguments.
+        model: a module or a function on tensors.
+        inputs: one micro-batch of the model's positional arguments.
+        kwargs: one micro-batch of its keyword arguments.
         rtol: how far values may lie apart, relative to the largest number in a tensor; None: by
             dtype, 1e-4 for float32. Whole numbers have to be equal.
         training: check forward, loss and backward; otherwise the forward pass.

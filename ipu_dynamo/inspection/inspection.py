@@ -56,6 +56,8 @@ class Inspection:
         """What became of a model that has several compiled steps.
 
         Args:
+            title: of the model.
+            parts: one for each compiled step.
             last: the place of the one that was called last.
         """
         return cls(
@@ -74,7 +76,11 @@ class Inspection:
         return None if self.program is None else self.program.cut
 
     def why_absent(self, member: str) -> str:
-        """Why a member is None; empty if it is not."""
+        """Why a member is None; empty if it is not.
+
+        Args:
+            member: name of an attribute.
+        """
         if getattr(self, member) is not None:
             return ""
         return self.absent.get(member) or (NOT_COMPILED if not self.programs else _NO_PROGRAM)

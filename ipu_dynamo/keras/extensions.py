@@ -172,19 +172,36 @@ class Extension(ExecutionMethods):
         self,
         replicated_metric_reduction_method: str | ReplicatedMetricReductionMethod = "NONE",
     ) -> None:
-        """Set how the metrics of replicas become one."""
+        """Set how the metrics of replicas become one.
+
+        Args:
+            replicated_metric_reduction_method: "NONE", "LIST", "SUM", "MEAN", or a member of the
+                enumeration.
+        """
         state_of(self).change(**change_settings.replication(replicated_metric_reduction_method))
 
     def set_infeed_queue_options(self, **kwargs: Any) -> None:
-        """Set how data is read ahead; the keywords replace those of an earlier call."""
+        """Set how data is read ahead; the keywords replace those of an earlier call.
+
+        Args:
+            kwargs: see the guide's table.
+        """
         state_of(self).change(**change_settings.infeed(kwargs))
 
     def set_outfeed_queue_options(self, **kwargs: Any) -> None:
-        """Set how results wait for their reader; the keywords replace those of an earlier call."""
+        """Set how results wait for their reader; the keywords replace those of an earlier call.
+
+        Args:
+            kwargs: see the guide's table.
+        """
         state_of(self).change(**change_settings.outfeed(kwargs))
 
     def set_asynchronous_callbacks(self, asynchronous: bool = False) -> None:
-        """Choose whether callbacks come for each step, while the program runs."""
+        """Choose whether callbacks come for each step, while the program runs.
+
+        Args:
+            asynchronous: False, the default, calls them after the program has run.
+        """
         checked = change_settings.flag(asynchronous, "asynchronous")
         state_of(self).change(asynchronous_callbacks=checked)
 
@@ -199,7 +216,11 @@ class Extension(ExecutionMethods):
         return build_config_with_state(self, super().get_build_config())
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        """Build the model as Keras does, and restore its options in a scope."""
+        """Build the model as Keras does, and restore its options in a scope.
+
+        Args:
+            config: as `get_build_config` returns it.
+        """
         restore_build_config(self, config, super().build_from_config)
 
     def export_for_ipu_serving(
@@ -250,7 +271,11 @@ class FunctionalExtension(Extension):
     """Methods of an extended Functional model."""
 
     def build(self, input_shape: Any) -> None:
-        """Do what Keras does at the end of construction, and read the stages of blocks."""
+        """Do what Keras does at the end of construction, and read the stages of blocks.
+
+        Args:
+            input_shape: as for Keras.
+        """
         super().build(input_shape)
         if extensions_active():
             assign_from_blocks(self)
@@ -260,18 +285,31 @@ class SequentialExtension(Extension):
     """Methods of an extended Sequential model."""
 
     def add(self, layer: Any, rebuild: bool = True) -> None:
-        """Add a layer; an assignment that was set is no longer valid."""
+        """Add a layer; an assignment that was set is no longer valid.
+
+        Args:
+            layer: as for Keras.
+            rebuild: as for Keras.
+        """
         super().add(layer, rebuild)
         self._layers_changed(f"layer {layer.name} was added")
 
     def pop(self, rebuild: bool = True) -> Any:
-        """Remove the last layer; an assignment that was set is no longer valid."""
+        """Remove the last layer; an assignment that was set is no longer valid.
+
+        Args:
+            rebuild: as for Keras.
+        """
         layer = super().pop(rebuild)
         self._layers_changed(f"layer {layer.name} was removed")
         return layer
 
     def build(self, input_shape: Any = None) -> None:
-        """Build the model, and read the stages of blocks."""
+        """Build the model, and read the stages of blocks.
+
+        Args:
+            input_shape: as for Keras.
+        """
         with outside_of_stages():  # Keras calls every layer: that says nothing of its stage
             super().build(input_shape)
         if extensions_active():
@@ -289,12 +327,22 @@ class ModelExtension(Extension):
 
 
 def is_extended(model: Any) -> bool:
-    """Whether a model has one of the extensions."""
+    """Whether a model has one of the extensions.
+
+    Args:
+        model: any object.
+    """
     return isinstance(model, Extension)
 
 
-def plain_class(cls: type) -> Any:
-    """The class of models that an extended class is made of."""
+def plain_class(extended: type) -> Any:
+    """The class of models that an extended class is made of.
+
+    Args:
+        extended: an extended class.
+    """
     return next(
-        base for base in cls.__mro__ if issubclass(base, Model) and not issubclass(base, Extension)
+        base
+        for base in extended.__mro__
+        if issubclass(base, Model) and not issubclass(base, Extension)
     )

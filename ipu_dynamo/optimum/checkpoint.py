@@ -22,6 +22,9 @@ def recomputation_checkpoint(module: nn.Module) -> RemovableHandle:
 
     Values and gradients do not change.
 
+    Args:
+        module: whose results are kept.
+
     Returns:
         a handle; its `remove` undoes it.
     """

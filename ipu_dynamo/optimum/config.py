@@ -43,6 +43,9 @@ class IPUConfig(Stored):
     field may be a dictionary from type of POD ("pod4" to "pod64", or "default") to its value. The
     guide has a table of all fields.
 
+    Args:
+        values: fields by name.
+
     Raises:
         IncompatibleIPUConfigError: an unknown keyword, or values that contradict each other.
         TypeError: a value of another type than declared.
@@ -260,6 +263,9 @@ class IPUConfig(Stored):
     def for_pod_type(self, pod_type: str | None = None) -> "IPUConfig":
         """A configuration with the values of one type of POD, or of "default" where none is given.
 
+        Args:
+            pod_type: such as "pod16"; None: "default".
+
         Raises:
             ValueError: an unknown type of POD.
             KeyError: a field that is a dictionary has no entry for it.
@@ -290,7 +296,12 @@ class IPUConfig(Stored):
         return self.for_pod_type(pod_type) if by_pod or pod_type is not None else self
 
     def batch_size_factor(self, for_inference: bool = False, pod_type: str | None = None) -> int:
-        """Micro-batches of one call: replicas, device iterations and accumulation multiplied."""
+        """Micro-batches of one call: replicas, device iterations and accumulation multiplied.
+
+        Args:
+            for_inference: count those of inference, which has no accumulation.
+            pod_type: as for `for_pod_type`.
+        """
         config = self._plain(pod_type)
         if for_inference:
             return config.inference_replication_factor * config.inference_device_iterations
@@ -324,13 +335,21 @@ class IPUConfig(Stored):
     def to_core_options(
         self, for_inference: bool = False, pod_type: str | None = None
     ) -> "Options":
-        """The same as `to_options`, for `compile_training` and `compile_inference`."""
+        """The same as `to_options`, for `compile_training` and `compile_inference`.
+
+        Args:
+            for_inference: for `compile_inference`, else for `compile_training`.
+            pod_type: as for `for_pod_type`.
+        """
         from ipu_dynamo.optimum.to_core_options import to_core_options
 
         return to_core_options(self._plain(pod_type), inference=for_inference)
 
     def update_from_string(self, update_str: str) -> None:
         """Set fields from a text such as "seed=3,matmul_proportion=[0.1 0.2]".
+
+        Args:
+            update_str: pairs of a field and its value, separated by commas.
 
         Raises:
             ValueError: an unknown field, or a text that it cannot have; nothing is changed then.

@@ -94,6 +94,11 @@ def split_encoder_decoder_ipu_config(
 
     The cut is where the encoder's layers end, after 1, 2, 4, ... IPUs: the latest of these.
 
+    Args:
+        ipu_config: of encoder and decoder together; it stays as it is.
+        num_encoder_layers: layers of the encoder.
+        num_decoder_layers: layers of the decoder.
+
     Raises:
         IncompatibleIPUConfigError: there are fewer than two IPUs, or no such cut.
         ValueError: parts of the embedding on the decoder's IPUs, or of the head on the encoder's.

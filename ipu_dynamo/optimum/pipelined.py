@@ -63,7 +63,10 @@ class PipelineMixin:
         """A model of this class with the weights of a folder or repository.
 
         Args:
-            args, kwargs: as for the class's own `from_pretrained`.
+            model_name_or_path: folder, or repository of the Hub.
+            ipu_config: of which the model has a copy.
+            args: as for the class's own `from_pretrained`.
+            kwargs: as for the class's own `from_pretrained`.
         """
         plain: Any = cls.from_pretrained(model_name_or_path, *args, **kwargs)  # type: ignore[attr-defined]
         plain.ipu_config = copy.deepcopy(ipu_config)
@@ -74,6 +77,7 @@ class PipelineMixin:
         """A deep copy of any module, of this class.
 
         Args:
+            model: the module; it stays as it is.
             ipu_config: of which it has a copy; None: the one that it has, or a default one.
         """
         pipelined: Any = copy.deepcopy(model)
@@ -104,6 +108,9 @@ class PipelineMixin:
         """Check that there is a configuration, and forget what was marked before.
 
         Subclasses go on from there.
+
+        Args:
+            kwargs: of subclasses.
         """
         self.ipu_config  # noqa: B018 (raises)
         PipelineMixin.deparallelize(self)

@@ -15,8 +15,9 @@ class Location:
         sharded: in parts, one on each replica, and whole only while an IPU uses them. Of weights
             and of optimizer state.
         min_sharded: tensors of fewer elements stay whole in any case.
-        io_tiles_to_load, io_tiles_to_store: move through the tiles of `Options(io_tiles=...)`, if
-            there are some. The program's text says so, for a model of an IPU's cycles.
+        io_tiles_to_load: load through the tiles of `Options(io_tiles=...)`, if there are some. The
+            program's text says so, for a model of an IPU's cycles.
+        io_tiles_to_store: store through these tiles.
     """
 
     off_chip: bool = False

@@ -159,9 +159,10 @@ class Options:
         narrow: as PopTorch does, carry int64 as int32, float64 as float32 and bfloat16 as
             float16, treat integer parameters and buffers as constants, and let a layer whose
             weights have another precision than its input compute in that of the input.
-        partials, convolution_partials: precision of the partial sums of products, and of
-            convolutions, of halves. `half` cuts the reduction into chunks of `partials_chunk`
-            elements, sums each in float32 and adds the chunks' sums in float16, rounding each time.
+        partials: precision of the partial sums of products of halves. `half` cuts the reduction
+            into chunks of `partials_chunk` elements, sums each in float32 and adds the chunks' sums
+            in float16, rounding each time.
+        convolution_partials: the same for convolutions of halves.
         partials_chunk: elements in a chunk, at least 16.
         stable_norm: take the statistics of norms on halves in float32. Those of norms on float32
             are taken by two passes or Welford's method in any case.
@@ -368,7 +369,11 @@ class Options:
             )
 
     def memory_proportions(self, num_ipus: int) -> tuple[float, ...]:
-        """The memory proportion of each IPU; empty where all have the default."""
+        """The memory proportion of each IPU; empty where all have the default.
+
+        Args:
+            num_ipus: IPUs of the program.
+        """
         given = self.memory_proportion
         each = [
             float(given.get(ipu, MEMORY_PROPORTION) if isinstance(given, Mapping) else given)
@@ -440,6 +445,9 @@ class Options:
     def read(cls, given: "Options | dict[str, Any] | None") -> "Options":
         """Options from a dictionary of their names, as `torch.compile(options=...)` passes them.
 
+        Args:
+            given: options, or values by name; None: the defaults.
+
         Raises:
             OptionError: for an unknown name, with the nearest known ones.
         """
@@ -508,7 +516,11 @@ class Options:
         return self.input_replica_groups.count(self.replicas)
 
     def returns(self, training: bool) -> OutputMode:
-        """The output mode that is in force."""
+        """The output mode that is in force.
+
+        Args:
+            training: the program trains.
+        """
         if self.output_mode != "default":
             return self.output_mode
         return "final" if training else "all"

@@ -30,22 +30,39 @@ class ReplicaGroups:
             raise ValueError(f"a group has {self.size!r} replicas; they count from 1")
 
     def count(self, replicas: int) -> int:
-        """How many groups there are."""
+        """How many groups there are.
+
+        Args:
+            replicas: number of all replicas.
+        """
         return replicas // self.size
 
     def of(self, replicas: int) -> tuple[int, ...]:
-        """The group of every replica."""
+        """The group of every replica.
+
+        Args:
+            replicas: number of all replicas.
+        """
         groups = self.count(replicas)
         return tuple(r % groups if self.orthogonal else r // self.size for r in range(replicas))
 
     def members(self, replicas: int) -> tuple[tuple[int, ...], ...]:
-        """The replicas of every group, ascending."""
+        """The replicas of every group, ascending.
+
+        Args:
+            replicas: number of all replicas.
+        """
         of = self.of(replicas)
         groups = range(self.count(replicas))
         return tuple(tuple(r for r in range(replicas) if of[r] == group) for group in groups)
 
     def are_whole(self, replicas: int, block: int) -> bool:
-        """Whether blocks of so many consecutive replicas divide no group."""
+        """Whether blocks of so many consecutive replicas divide no group.
+
+        Args:
+            replicas: number of all replicas.
+            block: how many replicas a block has.
+        """
         groups = self.members(replicas)
         return all(members[0] // block == members[-1] // block for members in groups)
 
@@ -57,6 +74,9 @@ class ReplicaGroups:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Inverse of `str`.
+
+        Args:
+            text: one printed group.
 
         Raises:
             ValueError: `text` is no printed group.

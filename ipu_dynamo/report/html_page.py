@@ -33,6 +33,8 @@ def write_report(
     """Write the report of a prediction: an HTML file that opens without a network.
 
     Args:
+        prediction: what `ipu_dynamo.predict` returns.
+        path: of the HTML file.
         timeline: of the same program on this computer; its times are shown next to the prediction.
 
     Raises:

@@ -24,6 +24,10 @@ _FIRST_DETAILS = ("period",)  # sections whose operators are written first, whil
 def write_trace(prediction: Prediction, path: str | os.PathLike[str]) -> None:
     """Write the trace of a prediction.
 
+    Args:
+        prediction: what `ipu_dynamo.predict` returns.
+        path: of the trace, a JSON file.
+
     Raises:
         OSError: it cannot be written; a file that is there stays as it was.
     """

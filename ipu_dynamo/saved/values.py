@@ -25,6 +25,7 @@ def register_named_tuple(kind: type[tuple[Any, ...]], name: str = "") -> None:
     """Let saved programs take and return a named tuple.
 
     Args:
+        kind: the class.
         name: what files call it; the default is its module and its name in there.
 
     Raises:

@@ -26,8 +26,10 @@ def options_for(
         engine: of every drawn option.
         training: whether they are for training.
         placement: gives the strategy, and the least number of micro-batches.
-        max_iterations, max_accumulation, max_replicas: bounds; a pipeline that needs more
-            micro-batches gets as many as it needs.
+        max_iterations: most device iterations. A pipeline that needs more micro-batches than the
+            three bounds allow gets as many as it needs.
+        max_accumulation: most micro-batches for each update.
+        max_replicas: most replicas.
         exact: divide by powers of two only, or not at all, and make one update per call.
 
     Example:

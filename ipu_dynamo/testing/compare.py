@@ -52,7 +52,8 @@ def assert_same_training(
         loss: which returned tensor plain PyTorch differentiates: its index, which is then passed
             to `compile_training` too, or a function that picks it from the returned value. None:
             the only differentiable tensor of one element.
-        rtol, atol: a tensor agrees when max |difference| <= rtol * max |value| + atol.
+        rtol: relative tolerance: a tensor agrees if max |difference| <= rtol * max |value| + atol.
+        atol: absolute tolerance.
 
     Returns:
         The compiled model, trained: to look at its program.
@@ -99,6 +100,14 @@ def assert_same_inference(
     Returned tensors, inputs changed in place and buffers are compared after every call; see
     `assert_same_training`, also for the arguments.
 
+    Args:
+        model: as for `compile_inference`.
+        data: one item for each call, as for `assert_same_training`.
+        options: see `ipu_dynamo.Options`.
+        steps: how many calls to make, as for `assert_same_training`.
+        rtol: relative tolerance, as for `assert_close`.
+        atol: absolute tolerance, as for `assert_close`.
+
     Example:
         assert_same_inference(model.eval(), [torch.randn(8, 4)], {"device_iterations": 2})
     """
@@ -121,9 +130,12 @@ def assert_close(
     """Assert that nested structures agree: structure, Python values, shapes, dtypes and numbers.
 
     Args:
+        actual: a tensor or a nested structure.
+        expected: the structure that it is compared with.
         what: name of the whole, for the message.
-        rtol, atol: a tensor agrees when max |difference| <= rtol * max |value| + atol. Integers
-            and booleans must be equal, and so must infinities and NaN.
+        rtol: a tensor agrees if max |difference| <= rtol * max |value| + atol. Integers, booleans,
+            infinities and NaN have to be equal.
+        atol: see `rtol`.
         same_dtype: whether dtypes must be equal too.
 
     Raises:
@@ -138,6 +150,11 @@ def assert_close(
 
 def assert_same_bits(actual: Any, expected: Any, what: str = "value") -> None:
     """Assert that nested structures are the same to the last bit; signs of zeros and NaN count.
+
+    Args:
+        actual: a tensor or a nested structure.
+        expected: the structure that it is compared with.
+        what: name of the whole, for the message.
 
     Raises:
         AssertionError: names tensor, element and both values.

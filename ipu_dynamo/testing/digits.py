@@ -18,6 +18,7 @@ def with_enough_digits(recipe: Recipe, compute: Callable[[Recipe], Any]) -> Reci
     float32 changes its results by at most a tenth of that. One drawn model in 20 changes type.
 
     Args:
+        recipe: a drawn one.
         compute: results of a recipe by a computation to compare with: plain PyTorch, or a program
             without what is tested. It is called for both types.
 

@@ -32,7 +32,9 @@ def recipes(
     They shrink towards few layers that read the one before.
 
     Args:
-        max_steps, max_width, max_rows: bounds on layers, features, and rows of a micro-batch.
+        max_steps: most layers.
+        max_width: most features.
+        max_rows: most rows of a micro-batch.
         exact: draw models and data in small integers and float32, so that all orders of summation
             give the same bits, in forward, backward, and one update by a power of two.
         training: whether plain PyTorch must be able to differentiate the model.
@@ -88,7 +90,15 @@ def modules(
     exact: bool = False,
     training: bool = True,
 ) -> st.SearchStrategy[Drawn]:
-    """Models of `recipes`, ready to be called; `model.recipe.data(n)` makes arguments."""
+    """Models of `recipes`, ready to be called; `model.recipe.data(n)` makes arguments.
+
+    Args:
+        max_steps: as for `recipes`.
+        max_width: as for `recipes`.
+        max_rows: as for `recipes`.
+        exact: as for `recipes`.
+        training: as for `recipes`.
+    """
     drawn = recipes(
         max_steps=max_steps,
         max_width=max_width,

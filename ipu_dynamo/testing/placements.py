@@ -22,7 +22,13 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 @dataclass(frozen=True, slots=True)
 class BlockAt:
-    """A block that begins whenever the submodule `layer` is called; see `BeginBlock`."""
+    """A block that begins whenever the submodule `layer` is called; see `BeginBlock`.
+
+    Args:
+        layer: path of the submodule.
+        user_id: name of the block; None: a number.
+        ipu: number of the IPU, from 0; None leaves it to the strategy.
+    """
 
     layer: str
     user_id: str | None = None
@@ -31,19 +37,32 @@ class BlockAt:
 
 @dataclass(frozen=True, slots=True)
 class BlockPlacement:
-    """Blocks of a model, and how they run."""
+    """Blocks of a model, and how they run.
+
+    Args:
+        blocks: in any order.
+        strategy: for `Options`.
+    """
 
     blocks: tuple[BlockAt, ...] = ()
     strategy: Strategy = field(default_factory=Strategy)
 
     def place(self, model: _Module) -> _Module:
-        """Begin the blocks in `model`, and return it."""
+        """Begin the blocks in `model`, and return it.
+
+        Args:
+            model: has the layers of the blocks.
+        """
         for block in self.blocks:
             BeginBlock(model.get_submodule(block.layer), block.user_id, block.ipu)
         return model
 
     def micro_batches(self, *, training: bool) -> int:
-        """The least number that fills the pipeline: per update, or per call of an inference."""
+        """The least number that fills the pipeline: per update, or per call of an inference.
+
+        Args:
+            training: count those of an update, and not of a call.
+        """
         if self.strategy.kind != "pipelined":
             return 1
         ipus = [0, *(0 if block.ipu is None else block.ipu for block in self.blocks)]

@@ -42,7 +42,9 @@ class Step:
 
     Args:
         kind: a key of `KINDS`.
-        x, y: what it reads: that many values before the last one; the first where there are fewer.
+        x: the first value that it reads: 0 is the last value before it, 1 the one before that; the
+            first value if there are fewer.
+        y: the second value that it reads, counted in the same way.
         shares: its weights: `own`, those of the nearest earlier layer of its kind (`module`), or
             only its matrix from the nearest earlier layer with one of that shape (`tied`).
     """
@@ -91,7 +93,12 @@ class Recipe:
         return Drawn(self)
 
     def data(self, micro_batches: int, seed: int = 0) -> tuple[Tensor, dict[str, Any]]:
-        """The arguments of one call with that many micro-batches."""
+        """The arguments of one call with that many micro-batches.
+
+        Args:
+            micro_batches: how many the tensors have.
+            seed: of other data for the same model.
+        """
         rows = self.rows * micro_batches
         generator = torch.Generator().manual_seed(1000 * self.seed + seed + 1)
         tensors = [
@@ -116,6 +123,9 @@ class Recipe:
         """Whether plain PyTorch runs one micro-batch.
 
         It refuses a gradient through a value that a later layer has changed in place.
+
+        Args:
+            training: with gradients.
         """
         model, data = self.build(), self.data(1)
         try:

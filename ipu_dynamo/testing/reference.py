@@ -54,7 +54,12 @@ class Reference:
         self._buffers = [[b.detach().clone() for b in model.buffers()] for _ in others]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one call; tensors that the model changes in place are changed in place."""
+        """Run one call; tensors that the model changes in place are changed in place.
+
+        Args:
+            args: positional arguments of a call, with the rows of all its micro-batches.
+            kwargs: keyword arguments of a call, with as many rows.
+        """
         accumulation = self.options.gradient_accumulation if self.optimizer else 1
         micro_batches = _split((args, kwargs), self._splits(accumulation))
         group_of = [self._group(replica) for replica in range(self.options.replicas)]

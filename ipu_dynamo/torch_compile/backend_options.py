@@ -139,6 +139,7 @@ class BackendOptions:
 
         Args:
             given: these options, `Options` that say nothing of a whole step, or a dictionary.
+            mode: the `mode` of the same call; anything but None is an error.
 
         Raises:
             OptionError: an option does not exist, or says how a whole training step runs.

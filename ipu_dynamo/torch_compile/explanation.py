@@ -40,8 +40,9 @@ def explain(
 
     Args:
         x: as `inspect` takes it; or a module or a function on tensors.
-        inputs, kwargs: what it is called with.
+        inputs: the positional arguments that it is called with.
         options: as `torch.compile(options=...)` takes them; with options it is compiled anew.
+        kwargs: the keyword arguments that it is called with.
 
     Raises:
         CompileError: the model cannot be compiled, as a call would say.

@@ -98,7 +98,8 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
     `read_weights` and `write_weights` exchange; otherwise on the model's tensors themselves.
 
     Args:
-        model, options: what to compile, and how.
+        model: the module or function to compile.
+        options: of the program.
         optimizer: what updates the parameters; None: nothing does, this is no training.
         loss: index of the returned tensor to minimise; None: the value marked as the loss.
         own_weights: compute on copies.
@@ -158,7 +159,11 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
         self._loses_states = False  # the optimiser has later ones than the checkpoint
 
     def go_on_from(self, checkpoint: Resumed) -> None:
-        """Take a checkpoint when the program is compiled."""
+        """Take a checkpoint when the program is compiled.
+
+        Args:
+            checkpoint: what was read; the program gets it.
+        """
         self.checkpoint, self._states_of_checkpoint = checkpoint, self._training().snapshot()
 
     @property
@@ -189,6 +194,9 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
     def anchored(self, name: str) -> Tensor:
         """What the anchor `name` of the options was in the last complete call.
 
+        Args:
+            name: of the anchor.
+
         Raises:
             InputError: there is no such anchor, or no call yet.
         """
@@ -203,7 +211,8 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
         """The program for these arguments; made and thrown away, unless there is one already.
 
         Args:
-            args, kwargs: of a call; of a compiled model, none.
+            args: positional arguments of a call; of a compiled model, none.
+            kwargs: keyword arguments of a call; of a compiled model, none.
             micro_batch: they are of one micro-batch instead.
 
         Raises:
@@ -242,6 +251,10 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
         """Compile for calls with arguments like these; they are not run.
 
         All functions are compiled then, also with `start="now"`.
+
+        Args:
+            args: positional arguments, as in a call.
+            kwargs: keyword arguments, as in a call.
         """
         with job(f"compiling {model_name(self.model)}", show=self.options.progress):
             self.prepare(*args, **kwargs)
@@ -251,6 +264,10 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
         """Do what the first call with arguments like these would do before it runs its steps.
 
         With `start="now"` functions may not be compiled yet. Else it does what `compile` does.
+
+        Args:
+            args: positional arguments, as in a call.
+            kwargs: keyword arguments, as in a call.
         """
         self._compile(self._read(args, kwargs))
 
@@ -265,7 +282,7 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
         """Run one call: `device_iterations` steps, or micro-batches when not training.
 
         Args:
-            args, kwargs: what the model's forward takes, with as many rows in each tensor as all
+            args: positional arguments of the model's forward. Each tensor has as many rows as all
                 micro-batches of the call have together.
             on_send: is called with the number of each device iteration, from 0, and with what the
                 call would return if it were the only one; in order, on this thread, as soon as the
@@ -274,6 +291,7 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
                 the last complete update; in inference buffers are as before the call. It must not
                 call this model, nor read its weights. Values that it writes count from the next
                 update on; a fused step refuses weights, whose memory is the model's.
+            kwargs: keyword arguments of the model's forward, with as many rows.
 
         Returns:
             What forward returns, with tensors joined by the output mode.
@@ -357,6 +375,9 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
 
     def set_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Use the numbers of `optimizer` from the next call on, without compiling again.
+
+        Args:
+            optimizer: has the groups and parameters of the one before.
 
         Raises:
             InputError: the update itself would differ: another rule, or other groups.

@@ -16,6 +16,9 @@ from ipu_dynamo.whole_step.compiled_model import CompiledModel
 class FreeRows:
     """What `ipu_dynamo.free_rows` returns: call it with any number of rows.
 
+    Args:
+        compiled: as for `ipu_dynamo.free_rows`.
+
     Attributes:
         rows: of one call of the program.
     """
@@ -37,7 +40,9 @@ class FreeRows:
         off.
 
         Args:
-            args, kwargs: as of a call of the program, with the same number of rows in each tensor.
+            args: positional arguments, as of a call of the program, with any number of rows: the
+                same in all tensors.
+            kwargs: keyword arguments, with as many rows.
 
         Raises:
             InputError: there is no row, or tensors have different numbers of rows.

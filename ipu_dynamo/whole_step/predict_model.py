@@ -35,13 +35,14 @@ def predict(
         what: a program; a compiled model; or a module or function with the arguments of one
             micro-batch. A model and its arguments may be on the meta device, but for tensors whose
             values become constants of the program.
-        args, kwargs: of one micro-batch. Of a compiled model that has not run yet, those of a call;
-            its program is made and thrown away.
+        args: positional arguments, of one micro-batch. For a compiled model that has not run yet,
+            those of a call; its program is made and thrown away.
         machine: the name of a system, such as `bow-pod16`, a `System`, or an `Ipu` of which there
             are as many as the program needs.
-        optimizer, loss: of a training step, as for `compile_training`. Without an optimizer it is
-            inference.
+        optimizer: of a training step, as for `compile_training`. Without it, the program infers.
         options: see `ipu_dynamo.Options`.
+        loss: as for `compile_training`.
+        kwargs: keyword arguments, of the same size.
 
     Raises:
         OptionError: no such machine, or it has too few IPUs.

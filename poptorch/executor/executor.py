@@ -106,7 +106,12 @@ class PoplarExecutor(
         return datetime.timedelta(seconds=self._compile_seconds)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile for calls with arguments like these, without running them."""
+        """Compile for calls with arguments like these, without running them.
+
+        Args:
+            args: as for a call.
+            kwargs: as for a call.
+        """
         if self.isCompiled():
             logger.warning("The model is compiled already: call destroy() to compile it again")
             return
@@ -123,8 +128,10 @@ class PoplarExecutor(
         """Run the model, compiling it first if needed.
 
         Args:
-            args, kwargs: as the model's forward takes them, with dim 0 of each tensor multiplied
-                by device iterations, gradient accumulation and input groups.
+            args: positional arguments of the model's forward. Dimension 0 of each tensor is that of
+                a micro-batch, multiplied by device iterations, gradient accumulation and input
+                groups.
+            kwargs: keyword arguments of the model's forward, with tensors of the same form.
 
         Returns:
             what forward returned while it was traced, with the tensors of this call.

@@ -53,7 +53,11 @@ class ExecutorInspection:
         return tensor_names(self._core, own)
 
     def getAnchoredTensor(self, short_name: str) -> Tensor:
-        """The tensor that `Options.anchorTensor` calls so, from the last call."""
+        """The tensor that `Options.anchorTensor` calls so, from the last call.
+
+        Args:
+            short_name: the name that `Options.anchorTensor` was given.
+        """
         require(self._anchors is not None, f"No tensor with name {short_name} found.")
         assert self._anchors is not None
         return self._anchors.value(short_name)

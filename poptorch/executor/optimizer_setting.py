@@ -17,7 +17,11 @@ class OptimizerSetting(DeviceWeights):
     _update: OptimizerInUse | None
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Use the numbers of an optimizer, the same or another, from the next call on."""
+        """Use the numbers of an optimizer, the same or another, from the next call on.
+
+        Args:
+            optimizer: has the parameters of the model, in groups as at the beginning.
+        """
         if self._update is None:
             raise createPoptorchError(
                 "setOptimizer is for training: this model infers only", id="optimizer"

@@ -16,11 +16,22 @@ class Adam(Optimizer, torch.optim.Adam):
 
     Args:
         params: parameters, or groups of them.
-        lr, betas, eps, weight_decay, amsgrad, foreach, maximize, capturable, differentiable,
-            fused: as for `torch.optim.Adam`. What is given may change after compilation.
+        lr: learning rate, as for `torch.optim.Adam`. A value that is given here may change after
+            compilation, as those of the next nine arguments.
+        betas: as for `torch.optim.Adam`.
+        eps: as for `torch.optim.Adam`.
+        weight_decay: as for `torch.optim.Adam`.
+        amsgrad: as for `torch.optim.Adam`.
+        foreach: as for `torch.optim.Adam`.
+        maximize: as for `torch.optim.Adam`.
+        capturable: as for `torch.optim.Adam`.
+        differentiable: as for `torch.optim.Adam`.
+        fused: as for `torch.optim.Adam`.
         loss_scaling: factor on the loss during the backward pass.
-        accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type:
-            torch.float16 or torch.float32.
+        accum_type: of gradients, torch.float16 or torch.float32.
+        first_order_momentum_accum_type: of the mean of gradients, torch.float16 or torch.float32.
+        second_order_momentum_accum_type: of the mean of their squares, torch.float16 or
+            torch.float32.
         max_grad_norm: largest norm of all gradients together.
     """
 
@@ -65,12 +76,23 @@ class AdamW(Optimizer, torch.optim.AdamW):
 
     Args:
         params: parameters, or groups of them.
-        lr, betas, eps, weight_decay, amsgrad, maximize, foreach, capturable, differentiable,
-            fused: as for `torch.optim.AdamW`. What is given may change after compilation.
+        lr: learning rate, as for `torch.optim.AdamW`. A value that is given here may change after
+            compilation, as those of the next nine arguments.
+        betas: as for `torch.optim.AdamW`.
+        eps: as for `torch.optim.AdamW`.
+        weight_decay: as for `torch.optim.AdamW`.
+        amsgrad: as for `torch.optim.AdamW`.
+        maximize: as for `torch.optim.AdamW`.
+        foreach: as for `torch.optim.AdamW`.
+        capturable: as for `torch.optim.AdamW`.
+        differentiable: as for `torch.optim.AdamW`.
+        fused: as for `torch.optim.AdamW`.
         loss_scaling: factor on the loss during the backward pass.
         bias_correction: recorded only; the correction is always made.
-        accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type:
-            torch.float16 or torch.float32.
+        accum_type: of gradients, torch.float16 or torch.float32.
+        first_order_momentum_accum_type: of the mean of gradients, torch.float16 or torch.float32.
+        second_order_momentum_accum_type: of the mean of their squares, torch.float16 or
+            torch.float32.
         max_grad_norm: largest norm of all gradients together.
     """
 

@@ -101,12 +101,20 @@ class Optimizer(torch.optim.Optimizer):
             self._versions.host = self._versions.device
 
     def connect(self, device: DeviceState | None) -> None:
-        """Let `device` hold the state from now on; None: nobody, after a last read."""
+        """Let `device` hold the state from now on; None: nobody, after a last read.
+
+        Args:
+            device: the executor that holds the state from now on.
+        """
         self.get_state_dict()
         self._device = device
 
     def is_connected(self, device: DeviceState) -> bool:
-        """Whether `device` holds the state."""
+        """Whether `device` holds the state.
+
+        Args:
+            device: an executor.
+        """
         return self._device is device
 
     def has_state(self) -> bool:
@@ -126,6 +134,9 @@ class Optimizer(torch.optim.Optimizer):
         """Replace the device's state; the executor uploads it before its next call.
 
         With None for either, as before a compilation, the device keeps what it has.
+
+        Args:
+            state: has `ipu_state` and `ipu_param`, each from names to tensors, or None.
 
         Raises:
             RuntimeError: the dictionary is empty, or lacks either.
@@ -150,6 +161,9 @@ class Optimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: State) -> None:
         """Restore torch's part at once, and the device's part before the next call of a model.
+
+        Args:
+            state_dict: as `state_dict()` returns it.
 
         Raises:
             RuntimeError: the dictionary is empty, or of an optimizer of torch's own; of that

@@ -21,8 +21,10 @@ class LAMB(Optimizer, torch.optim.Optimizer):
         bias_correction: correct the moments for their zero start, default True.
         loss_scaling: factor on the loss during the backward pass.
         max_weight_norm: a larger norm counts as this one, default 65500.
-        accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type:
-            torch.float16 or torch.float32.
+        accum_type: of gradients, torch.float16 or torch.float32.
+        first_order_momentum_accum_type: of the mean of gradients, torch.float16 or torch.float32.
+        second_order_momentum_accum_type: of the mean of their squares, torch.float16 or
+            torch.float32.
 
     Source: You et al., "Large batch optimization for deep learning", 2020, algorithm 2.
     """

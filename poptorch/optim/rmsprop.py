@@ -12,11 +12,21 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
 
     Args:
         params: parameters, or groups of them.
-        lr, alpha, eps, weight_decay, momentum, centered, foreach, maximize, differentiable: as
-            for `torch.optim.RMSprop`. What is given may change after compilation.
+        lr: learning rate, as for `torch.optim.RMSprop`. A value that is given here may change after
+            compilation, as those of the next eight arguments.
+        alpha: as for `torch.optim.RMSprop`.
+        eps: as for `torch.optim.RMSprop`.
+        weight_decay: as for `torch.optim.RMSprop`.
+        momentum: as for `torch.optim.RMSprop`.
+        centered: as for `torch.optim.RMSprop`.
+        foreach: as for `torch.optim.RMSprop`.
+        maximize: as for `torch.optim.RMSprop`.
+        differentiable: as for `torch.optim.RMSprop`.
         loss_scaling: factor on the loss during the backward pass.
-        accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type:
-            torch.float16 or torch.float32.
+        accum_type: of gradients, torch.float16 or torch.float32.
+        first_order_momentum_accum_type: of the mean of squares and, if centred, of the mean of
+            gradients; torch.float16 or torch.float32.
+        second_order_momentum_accum_type: recorded only, torch.float16 or torch.float32.
         use_tf_variant: add `eps` under the root and start the mean square at 1; on the device
             only, `step()` on the host is PyTorch's.
     """

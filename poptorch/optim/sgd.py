@@ -17,12 +17,20 @@ class SGD(Optimizer, torch.optim.SGD):
 
     Args:
         params: parameters, or groups of them.
-        lr, momentum, dampening, weight_decay, nesterov, maximize, foreach, differentiable: as for
-            `torch.optim.SGD`. What is given may change after compilation.
+        lr: learning rate, as for `torch.optim.SGD`. A value that is given here may change after
+            compilation, as those of the next seven arguments.
+        momentum: as for `torch.optim.SGD`.
+        dampening: as for `torch.optim.SGD`.
+        weight_decay: as for `torch.optim.SGD`.
+        nesterov: as for `torch.optim.SGD`.
+        maximize: as for `torch.optim.SGD`.
+        foreach: as for `torch.optim.SGD`.
+        differentiable: as for `torch.optim.SGD`.
         loss_scaling: factor on the loss during the backward pass.
         velocity_scaling: factor on the velocity; with `use_combined_accum` only.
         use_combined_accum: keep gradients and velocity in one tensor.
-        accum_type, velocity_accum_type: torch.float16 or torch.float32.
+        accum_type: of gradients, torch.float16 or torch.float32.
+        velocity_accum_type: of the velocity, torch.float16 or torch.float32.
         max_grad_norm: largest norm of all gradients together.
     """
 

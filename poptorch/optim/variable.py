@@ -21,16 +21,28 @@ class VariableAttributes:
         self._variable = set(variable_attributes)
 
     def isConstant(self, attr: str) -> bool:
-        """Whether an attribute is compiled into the program."""
+        """Whether an attribute is compiled into the program.
+
+        Args:
+            attr: name of the attribute.
+        """
         return attr not in self._variable
 
     def markAsConstant(self, attr: str) -> None:
-        """Compile an attribute into the program."""
+        """Compile an attribute into the program.
+
+        Args:
+            attr: name of the attribute.
+        """
         self._check(attr)
         self._variable.discard(attr)
 
     def markAsVariable(self, attr: str) -> None:
-        """Let an attribute change after compilation."""
+        """Let an attribute change after compilation.
+
+        Args:
+            attr: name of the attribute.
+        """
         self._check(attr)
         self._variable.add(attr)
 

@@ -18,6 +18,9 @@ _OFFLINE = "IPU_DYNAMO_OFFLINE"  # environment variable: executors only compile
 def given_options(options: Any) -> Options:
     """The options of a call's argument: defaults for None and the like.
 
+    Args:
+        options: what a user gave.
+
     Raises:
         poptorch.Error: for anything else than options.
     """
@@ -99,7 +102,11 @@ def check(options: Options, *, training: bool) -> None:
 
 
 def uses_ipu_model(options: Options) -> bool:
-    """Whether the IPU Model is selected, by `useIpuModel` or else by the environment."""
+    """Whether the IPU Model is selected, by `useIpuModel` or else by the environment.
+
+    Args:
+        options: of an executor.
+    """
     if options.exists("use_model"):
         return bool(options.use_model)
     return ipu_model_from_environment()
@@ -110,6 +117,10 @@ def mean_reduction_strategy(options: Options, optimizer: Any) -> MeanReductionSt
 
     The user's choice; but `Running` for an optimizer that accumulates in half precision in an
     accumulator of its own, where another one could overflow.
+
+    Args:
+        options: of an executor that trains.
+        optimizer: of the executor; it may have no `accum_type`.
     """
     chosen: MeanReductionStrategy = options.Training.meanAccumulationAndReplicationReductionStrategy
     if not _accumulates_in_half(optimizer) or chosen == MeanReductionStrategy.Running:

@@ -14,12 +14,20 @@ class BatchingOptions(OptionsDict):
 
     @setter(Effect.COMPUTES)
     def deviceIterations(self, device_iterations: int) -> None:
-        """Do this many steps (training) or forward passes (inference) in one call."""
+        """Do this many steps (training) or forward passes (inference) in one call.
+
+        Args:
+            device_iterations: at least 1.
+        """
         self.set(device_iterations=device_iterations)
 
     @setter(Effect.COMPUTES)
     def replicationFactor(self, replication_factor: int) -> None:
-        """Run this many copies of the model on different data."""
+        """Run this many copies of the model on different data.
+
+        Args:
+            replication_factor: at least 1.
+        """
         self.set(replication_factor=replication_factor)
 
     @setter(Effect.COMPUTES)
@@ -52,7 +60,11 @@ class BatchingOptions(OptionsDict):
 
     @setter(Effect.COMPUTES)
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> None:
-        """Promise that buffers are the same on all replicas."""
+        """Promise that buffers are the same on all replicas.
+
+        Args:
+            broadcast_buffers: False makes no promise.
+        """
         self.set(broadcast_buffers=broadcast_buffers)
 
     @setter(Effect.COMPUTES)
@@ -105,7 +117,11 @@ class BatchingOptions(OptionsDict):
 
     @setter(Effect.COMPUTES)
     def randomSeed(self, random_seed: int) -> None:
-        """Seed the machine's random numbers, and the host's default generator right now."""
+        """Seed the machine's random numbers, and the host's default generator right now.
+
+        Args:
+            random_seed: a 64-bit integer.
+        """
         require(isinstance(random_seed, int), f"random_seed must be an int, got {random_seed!r}")
         torch.manual_seed(random_seed)
         self.createOrSet(random_seed=random_seed)

@@ -31,7 +31,11 @@ class OptionsDict:
     # values
 
     def set(self, **values: Any) -> None:
-        """Change declared options; each new value has the type of the old one."""
+        """Change declared options; each new value has the type of the old one.
+
+        Args:
+            values: by name of the option.
+        """
         self.checkIsFrozen()
         for name, value in values.items():
             require(name in self._values, f"Invalid option {name}{self._near(name)}")
@@ -44,7 +48,11 @@ class OptionsDict:
             self._values[name] = value
 
     def createOrSet(self, **values: Any) -> None:
-        """Declare options, or change them as `set` does where they exist."""
+        """Declare options, or change them as `set` does where they exist.
+
+        Args:
+            values: by name of the option.
+        """
         self.checkIsFrozen()
         for name, value in values.items():
             if name in self._values:
@@ -53,11 +61,19 @@ class OptionsDict:
                 self._values[name] = value
 
     def exists(self, option: str) -> bool:
-        """Whether an option is declared."""
+        """Whether an option is declared.
+
+        Args:
+            option: its name.
+        """
         return option in self._values
 
     def deleteIfExists(self, option: str) -> None:
-        """Forget an option."""
+        """Forget an option.
+
+        Args:
+            option: its name; another name has no effect.
+        """
         self.checkIsFrozen()
         self._values.pop(option, None)
 
@@ -66,12 +82,21 @@ class OptionsDict:
         return dict(self._values)
 
     def update(self, other: dict[str, Any]) -> dict[str, Any]:
-        """`other` and the values of this object in one new dictionary; no name may be in both."""
+        """`other` and the values of this object in one new dictionary; no name may be in both.
+
+        Args:
+            other: values by name; it stays as it is.
+        """
         twice = sorted(self._values.keys() & other.keys())
         require(not twice, f"Options set in two places: {', '.join(twice)}")
         return {**other, **self._values}
 
     def __call__(self, option: str) -> Any:
+        """Return the value of an option.
+
+        Args:
+            option: its name.
+        """
         if option in self._values:  # also where a setter has the same name
             return self._values[option]
         return getattr(self, option)

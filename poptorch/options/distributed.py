@@ -23,13 +23,23 @@ class _DistributedOptions(OptionsDict):
 
     @setter(Effect.COMPUTES)
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> None:
-        """Read the number of processes and this process's number from environment variables."""
+        """Read the number of processes and this process's number from environment variables.
+
+        Args:
+            var_num_processes: name of the variable that has the number of processes.
+            var_process_id: name of the variable that has the number of this process, from 0.
+        """
         processes = int(os.environ.get(var_num_processes, "1"))
         self.configureProcessId(int(os.environ.get(var_process_id, "0")), processes)
 
     @setter(Effect.COMPUTES)
     def configureProcessId(self, process_id: int, num_processes: int) -> None:
-        """Be process `process_id` of `num_processes`."""
+        """Be process `process_id` of `num_processes`.
+
+        Args:
+            process_id: number of this process, from 0.
+            num_processes: how many processes work together.
+        """
         self.set(distributed_process_id=process_id)
         self.set(num_distributed_processes=num_processes)
 

@@ -112,7 +112,11 @@ class Options(BatchingOptions, MachineOptions, HostOptions):
 
     @setter(Effect.HOST)
     def from_json(self, string: str) -> None:
-        """Call the setters that a JSON object names, such as {"deviceIterations": 2}."""
+        """Call the setters that a JSON object names, such as {"deviceIterations": 2}.
+
+        Args:
+            string: the object as text; a list has the arguments of one call.
+        """
         apply_json(self, string)
 
     def clone(self) -> Self:

@@ -36,29 +36,48 @@ class HostOptions(OptionsDict):
         """Choose the folder of files about a compilation; it is created when needed.
 
         At the log levels DEBUG_IR and TRACE each program that is compiled is written into it.
+
+        Args:
+            log_dir: path of the folder.
         """
         self.set(log_dir=log_dir)
 
     @setter(Effect.HOST)
     def maxRepeatLogs(self, max_lines: int | None) -> None:
-        """Write an identical message of the compiler at most so often; None: always."""
+        """Write an identical message of the compiler at most so often; None: always.
+
+        Args:
+            max_lines: how often one message is written.
+        """
         self.set(max_repeat_logs=_UNLIMITED if max_lines is None else max_lines)
 
     @setter(Effect.MACHINE)
     def modelName(self, name: str) -> None:
-        """Choose the folder of profile reports, instead of "training" or "inference"."""
+        """Choose the folder of profile reports, instead of "training" or "inference".
+
+        Args:
+            name: name of the folder.
+        """
         self.createOrSet(model_name=name)
 
     @setter(Effect.HOST)
     def enableExecutableCaching(self, path: str | None) -> None:
-        """Keep compiled programs in folder `path`; None or "" keeps none."""
+        """Keep compiled programs in folder `path`; None or "" keeps none.
+
+        Args:
+            path: of the folder.
+        """
         if path:
             self._popart.store("cachePath", path)
         self._popart.store("enableEngineCaching", bool(path))
 
     @setter(Effect.MACHINE)
     def logCycleCount(self, log_cycle_count: bool) -> None:
-        """Let `cycleCount` predict the cycles of a call, and log them at level DEBUG."""
+        """Let `cycleCount` predict the cycles of a call, and log them at level DEBUG.
+
+        Args:
+            log_cycle_count: False, the default, predicts nothing.
+        """
         self._popart.store("instrumentWithHardwareCycleCounter", log_cycle_count)
 
     @setter(Effect.MACHINE)
@@ -68,6 +87,9 @@ class HostOptions(OptionsDict):
         Compiling writes `profile.json` and `report.html` into a folder there, which is called as
         `modelName` says, else "training" or "inference". What POPLAR_ENGINE_OPTIONS says about the
         same settings goes first.
+
+        Args:
+            profile_dir: path of a folder.
         """
         wanted = {
             "debug.allowOutOfMemory": "true",
@@ -89,12 +111,20 @@ class HostOptions(OptionsDict):
 
     @setter(Effect.HOST)
     def relaxOptimizerAttributesChecks(self, relax: bool = True) -> None:
-        """Say at level DEBUG, and not as a warning, that an optimizer attribute is ignored."""
+        """Say at level DEBUG, and not as a warning, that an optimizer attribute is ignored.
+
+        Args:
+            relax: False restores the warning.
+        """
         self._relax_optimizer_checks = relax
 
     @setter(Effect.HOST)
     def showCompilationProgressBar(self, show: bool = True) -> None:
-        """Show a progress bar while compiling."""
+        """Show a progress bar while compiling.
+
+        Args:
+            show: True by default.
+        """
         self._show_progress_bar = show
 
     @setter(Effect.HOST)

@@ -14,7 +14,11 @@ class _JitOptions(OptionsDict):
 
     @setter(Effect.RECORDED)
     def traceModel(self, trace_model: bool) -> None:
-        """Refuse the old tracer: the model is always dispatched once."""
+        """Refuse the old tracer: the model is always dispatched once.
+
+        Args:
+            trace_model: False has no effect.
+        """
         logger.warning("Jit.traceModel is deprecated: remove the call")
         if trace_model:
             raise ValueError("traceModel(True) is not available: models are traced by dispatch")

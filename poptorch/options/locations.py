@@ -16,17 +16,29 @@ class TensorLocationSettings(OptionsDict):
 
     @setter(Effect.MACHINE)
     def minElementsForOffChip(self, min_elements: int) -> None:
-        """Keep tensors of fewer elements on the chip."""
+        """Keep tensors of fewer elements on the chip.
+
+        Args:
+            min_elements: smallest number of elements of a tensor that leaves the chip.
+        """
         self._keep(int, minElementsForOffChip=min_elements)
 
     @setter(Effect.MACHINE)
     def minElementsForReplicatedTensorSharding(self, min_elements: int) -> None:
-        """Shard only tensors of more elements, by default of more than 8191."""
+        """Shard only tensors of more elements, by default of more than 8191.
+
+        Args:
+            min_elements: a tensor that is sharded has more elements.
+        """
         self._keep(int, minElementsForReplicatedTensorSharding=min_elements)
 
     @setter(Effect.MACHINE)
     def useOnChipStorage(self, use: bool | None = True) -> None:
-        """Store on the chip, or off it; None goes back to the default."""
+        """Store on the chip, or off it; None goes back to the default.
+
+        Args:
+            use: True: on the chip; False: in streaming memory.
+        """
         if use is None:
             self.deleteIfExists("onChip")
         else:
@@ -34,17 +46,29 @@ class TensorLocationSettings(OptionsDict):
 
     @setter(Effect.MACHINE)
     def useReplicatedTensorSharding(self, use: bool = True) -> None:
-        """Keep one part of each tensor on each replica: of weights and of optimizer state."""
+        """Keep one part of each tensor on each replica: of weights and of optimizer state.
+
+        Args:
+            use: False: each replica has the whole tensor.
+        """
         self._keep(bool, useReplicatedTensorSharding=use)
 
     @setter(Effect.MACHINE)
     def useIOTilesToLoad(self, use: bool = True) -> None:
-        """Load through the tiles reserved for IO."""
+        """Load through the tiles reserved for IO.
+
+        Args:
+            use: False: load through all tiles.
+        """
         self._keep(bool, useIOTilesToLoad=use)
 
     @setter(Effect.MACHINE)
     def useIOTilesToStore(self, use: bool = True) -> None:
-        """Store through the tiles reserved for IO."""
+        """Store through the tiles reserved for IO.
+
+        Args:
+            use: False: store through all tiles.
+        """
         self._keep(bool, useIOTilesToStore=use)
 
     def _keep(self, wanted: type, **values: Any) -> None:
@@ -76,22 +100,38 @@ class _TensorLocationOptions(OptionsDict):
 
     @setter(Effect.MACHINE)
     def setActivationLocation(self, location: TensorLocationSettings) -> None:
-        """Choose where activations live."""
+        """Choose where activations live.
+
+        Args:
+            location: the settings; they are copied.
+        """
         self._locate("location_activation", location)
 
     @setter(Effect.MACHINE)
     def setWeightLocation(self, location: TensorLocationSettings) -> None:
-        """Choose where weights live."""
+        """Choose where weights live.
+
+        Args:
+            location: the settings; they are copied.
+        """
         self._locate("location_weight", location)
 
     @setter(Effect.MACHINE)
     def setOptimizerLocation(self, location: TensorLocationSettings) -> None:
-        """Choose where the optimizer's state lives."""
+        """Choose where the optimizer's state lives.
+
+        Args:
+            location: the settings; they are copied.
+        """
         self._locate("location_optimizer", location)
 
     @setter(Effect.MACHINE)
     def setAccumulatorLocation(self, location: TensorLocationSettings) -> None:
-        """Choose where gradient accumulators live."""
+        """Choose where gradient accumulators live.
+
+        Args:
+            location: the settings; they are copied.
+        """
         self._locate("location_accumulator", location)
 
     def _locate(self, name: str, location: TensorLocationSettings) -> None:

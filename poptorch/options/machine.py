@@ -19,7 +19,11 @@ class MachineOptions(OptionsDict):
 
     @setter(Effect.MACHINE)
     def setExecutionStrategy(self, strategy: ExecutionStrategy) -> None:
-        """Choose how blocks become stages, and stages take turns."""
+        """Choose how blocks become stages, and stages take turns.
+
+        Args:
+            strategy: such as `poptorch.ShardedExecution()`.
+        """
         require(
             isinstance(strategy, ExecutionStrategy),
             f"strategy must be an execution strategy such as poptorch.PipelinedExecution(), "
@@ -29,7 +33,11 @@ class MachineOptions(OptionsDict):
 
     @setter(Effect.COMPUTES)
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> None:
-        """Leave IPUs idle, with a warning, where their number is no power of two."""
+        """Leave IPUs idle, with a warning, where their number is no power of two.
+
+        Args:
+            auto_round_num_ipus: False: such a number is an error.
+        """
         self.set(auto_round_num_ipus=auto_round_num_ipus)
 
     @setter(Effect.MACHINE)
@@ -49,7 +57,11 @@ class MachineOptions(OptionsDict):
 
     @setter(Effect.COMPUTES)
     def useIpuModel(self, use_model: bool) -> None:
-        """Choose the IPU Model, which runs any number of IPUs, instead of a device."""
+        """Choose the IPU Model, which runs any number of IPUs, instead of a device.
+
+        Args:
+            use_model: False: a device, whatever the environment selects.
+        """
         self.createOrSet(use_model=use_model)
 
     @setter(Effect.COMPUTES)
@@ -66,7 +78,11 @@ class MachineOptions(OptionsDict):
 
     @setter(Effect.COMPUTES)
     def connectionType(self, connection_type: ConnectionType) -> None:
-        """Choose when IPUs are reserved."""
+        """Choose when IPUs are reserved.
+
+        Args:
+            connection_type: Always, OnDemand or Never.
+        """
         require(
             isinstance(connection_type, ConnectionType),
             f"connection_type must be a poptorch.ConnectionType, got {connection_type!r}",
@@ -75,7 +91,11 @@ class MachineOptions(OptionsDict):
 
     @setter(Effect.MACHINE)
     def syncPattern(self, sync_pattern: SyncPattern) -> None:
-        """Choose which IPUs take part in a barrier."""
+        """Choose which IPUs take part in a barrier.
+
+        Args:
+            sync_pattern: Full, SinglePipeline or ReplicaAndLadder.
+        """
         require(
             isinstance(sync_pattern, SyncPattern),
             f"sync_pattern must be a poptorch.SyncPattern, got {sync_pattern!r}",
@@ -84,7 +104,11 @@ class MachineOptions(OptionsDict):
 
     @setter(Effect.COMPUTES)
     def useIpuId(self, ipu_id: int) -> None:
-        """Ask for one particular IPU or group of IPUs, which one executor has at a time."""
+        """Ask for one particular IPU or group of IPUs, which one executor has at a time.
+
+        Args:
+            ipu_id: number of the IPU or group, from 0.
+        """
         require(isinstance(ipu_id, int), f"ipu_id must be an int, got {ipu_id!r}")
         self.createOrSet(ipu_id=ipu_id)
 
@@ -93,16 +117,27 @@ class MachineOptions(OptionsDict):
         """Take the statistics of normalisations on halves in float32.
 
         Those of float32 are taken with the mean first in any case.
+
+        Args:
+            enabled: False, the default, takes them in half.
         """
         self._popart.store("enableStableNorm", enabled)
 
     @setter(Effect.COMPUTES)
     def enableSyntheticData(self, enabled: bool) -> None:
-        """Compute on random inputs, and transfer neither inputs nor outputs."""
+        """Compute on random inputs, and transfer neither inputs nor outputs.
+
+        Args:
+            enabled: False, the default, transfers both.
+        """
         mode = _RANDOM_NORMAL if enabled else _NO_SYNTHETIC_DATA
         self._popart.store("syntheticDataMode", mode)
 
     @setter(Effect.COMPUTES)
     def updatableNamedBuffers(self, buffers: list[str]) -> None:
-        """Name the buffers that `copyNamedBuffersToDevice` uploads."""
+        """Name the buffers that `copyNamedBuffersToDevice` uploads.
+
+        Args:
+            buffers: names as in `model.named_buffers()`.
+        """
         self._popart.store("updatableNamedBuffers", buffers)

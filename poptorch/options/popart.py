@@ -22,7 +22,12 @@ class _PopartOptions:
 
     @has_effect(Effect.RECORDED)
     def set(self, key: str, value: Any) -> Self:
-        """Set one key; the table of options lists what each does."""
+        """Set one key; the table of options lists what each does.
+
+        Args:
+            key: name of the setting.
+            value: of the type that the setting has.
+        """
         self.store(key, value)
         if key == "logDir":
             logger.warning("_Popart logDir is ignored: use poptorch.Options.logDir()")
@@ -30,24 +35,43 @@ class _PopartOptions:
 
     @setter(Effect.MACHINE)
     def setEngineOptions(self, engine_options: dict[str, str]) -> None:
-        """Set the options of the engine, all at once."""
+        """Set the options of the engine, all at once.
+
+        Args:
+            engine_options: texts by name of the option.
+        """
         self.store("engineOptions", engine_options)
 
     @setter(Effect.RECORDED)
     def setPatterns(self, patterns: dict[str, bool], level: int = 2) -> None:
-        """Switch rewriting patterns on or off by name, on top of a level's own choice."""
+        """Switch rewriting patterns on or off by name, on top of a level's own choice.
+
+        Args:
+            patterns: whether each pattern is on, by its name.
+            level: the choice of patterns that they change.
+        """
         require(isinstance(level, int), f"level must be an int, got {level!r}")
         require(isinstance(patterns, dict), f"patterns must be a dict, got {patterns!r}")
         self.store("patterns_level", level)
         self.store("patterns", patterns)
 
     def store(self, key: str, value: Any) -> None:
-        """Set one key without a word, for setters that stand for it."""
+        """Set one key without a word, for setters that stand for it.
+
+        Args:
+            key: name of the setting.
+            value: of the type that the setting has.
+        """
         self.checkIsFrozen()
         self.options[key] = value
 
     def merge(self, key: str, **values: str) -> None:
-        """Add to the dictionary that is stored under a key."""
+        """Add to the dictionary that is stored under a key.
+
+        Args:
+            key: name of the setting.
+            values: entries of the dictionary, by key.
+        """
         self.store(key, {**self.options.get(key, {}), **values})
 
     def checkIsFrozen(self) -> None:

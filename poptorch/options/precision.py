@@ -24,13 +24,21 @@ class _PrecisionOptions(OptionsDict):
 
     @setter(Effect.COMPUTES)
     def enableFloatingPointExceptions(self, enabled: bool) -> None:
-        """Raise as soon as an operator overflows, divides by zero or meets a NaN."""
+        """Raise as soon as an operator overflows, divides by zero or meets a NaN.
+
+        Args:
+            enabled: False is the default.
+        """
         require(isinstance(enabled, bool), f"enabled must be True or False, got {enabled!r}")
         self._popart.store("enableFloatingPointChecks", enabled)
 
     @setter(Effect.COMPUTES)
     def enableStochasticRounding(self, enabled: bool) -> None:
-        """Round to half precision up or down at random, unbiased."""
+        """Round to half precision up or down at random, unbiased.
+
+        Args:
+            enabled: False, the default, rounds to the nearest number.
+        """
         self._popart.store("enableStochasticRounding", enabled)
 
     @setter(Effect.COMPUTES)
@@ -48,7 +56,11 @@ class _PrecisionOptions(OptionsDict):
 
     @setter(Effect.RECORDED)
     def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> None:
-        """Do nothing: promotion follows PyTorch's rules."""
+        """Do nothing: promotion follows PyTorch's rules.
+
+        Args:
+            half_float_casting: has no effect.
+        """
         logger.warning(
             "Precision.halfFloatCasting is deprecated and has no effect: half and float operands "
             "promote as in PyTorch"
@@ -56,7 +68,11 @@ class _PrecisionOptions(OptionsDict):
 
     @setter(Effect.RECORDED)
     def runningStatisticsAlwaysFloat(self, value: bool) -> None:
-        """Do nothing: running statistics keep the type of their buffers."""
+        """Do nothing: running statistics keep the type of their buffers.
+
+        Args:
+            value: has no effect.
+        """
         if not isinstance(value, bool):
             raise ValueError(f"value must be True or False, got {value!r}")
         logger.warning(

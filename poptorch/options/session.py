@@ -116,6 +116,9 @@ def effect_of_key(key: str) -> Effect:
 def check_session(options: Mapping[str, Any]) -> None:
     """Check every key and type of `Options.toDict()`, and log each at level DEBUG.
 
+    Args:
+        options: values by name.
+
     Raises:
         poptorch.Error: for an unknown key, a value of a type that no option has, or a number that
             no member of an enumeration has.

@@ -25,12 +25,20 @@ class _TrainingOptions(OptionsDict):
 
     @setter(Effect.COMPUTES)
     def gradientAccumulation(self, gradient_accumulation: int) -> None:
-        """Accumulate the gradients of this many micro-batches for each update."""
+        """Accumulate the gradients of this many micro-batches for each update.
+
+        Args:
+            gradient_accumulation: at least 1.
+        """
         self.set(gradient_accumulation=gradient_accumulation)
 
     @setter(Effect.COMPUTES)
     def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> None:
-        """Sum or average gradients over accumulation steps and replicas."""
+        """Sum or average gradients over accumulation steps and replicas.
+
+        Args:
+            reduction_type: Sum or Mean.
+        """
         if reduction_type not in (ReductionType.Sum, ReductionType.Mean):
             raise ValueError(
                 "accumulationAndReplicationReductionType must be set to poptorch.ReductionType.Sum "
@@ -42,7 +50,11 @@ class _TrainingOptions(OptionsDict):
     def setMeanAccumulationAndReplicationReductionStrategy(
         self, mean_reduction_strategy: MeanReductionStrategy
     ) -> None:
-        """Choose when an average divides. Unset, it depends on the optimizer's `accum_type`."""
+        """Choose when an average divides. Unset, it depends on the optimizer's `accum_type`.
+
+        Args:
+            mean_reduction_strategy: Running divides at each addition, Post after the last one.
+        """
         if not isinstance(mean_reduction_strategy, MeanReductionStrategy):
             raise ValueError(
                 "mean_reduction_strategy must be a poptorch.MeanReductionStrategy, "
@@ -53,12 +65,20 @@ class _TrainingOptions(OptionsDict):
 
     @setter(Effect.COMPUTES)
     def setAutomaticLossScaling(self, enabled: bool) -> None:
-        """Let the loss scale follow the size of the gradients in half precision."""
+        """Let the loss scale follow the size of the gradients in half precision.
+
+        Args:
+            enabled: False, the default, leaves the scale as it is.
+        """
         self._popart.store("automaticLossScalingSettings.enabled", enabled)
 
     @setter(Effect.RECORDED)
     def setConvolutionDithering(self, enabled: bool) -> None:
-        """Spread convolutions over different tiles."""
+        """Spread convolutions over different tiles.
+
+        Args:
+            enabled: False is the default.
+        """
         self._popart.merge("convolutionOptions", enableConvDithering=_text(enabled))
 
 

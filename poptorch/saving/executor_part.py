@@ -74,7 +74,14 @@ class SavedPrograms(DeviceWeights):
     def compileAndExport(
         self, filename: str, *args: Any, export_model: bool = True, **kwargs: Any
     ) -> None:
-        """Compile for calls with these arguments, and `save` the program."""
+        """Compile for calls with these arguments, and `save` the program.
+
+        Args:
+            filename: as for `save`.
+            args: positional arguments, as for a call.
+            export_model: as for `save`.
+            kwargs: keyword arguments, as for a call.
+        """
         self.compile(*args, **kwargs)
         self.save(filename, export_model=export_model)
 
@@ -83,6 +90,9 @@ class SavedPrograms(DeviceWeights):
 
         The model is traced with the arguments that the program was compiled for; it and the options
         have to be those that the program was compiled from.
+
+        Args:
+            filename: of the file.
 
         Raises:
             poptorch.Error: the file is none that this version reads, or is of another model.

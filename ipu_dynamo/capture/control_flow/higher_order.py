@@ -41,6 +41,7 @@ def for_loop(count: int, body: Callable[..., Any], inputs: Sequence[Tensor]) -> 
     inputs by value: in-place changes of them stay within the call.
 
     Args:
+        count: how often, 0 or more; a Python number.
         body: takes as many tensors as there are inputs; returns a tensor, a list or a tuple of as
             many of the same shapes and dtypes. It may read other tensors.
         inputs: the tensors for the first iteration.
@@ -79,6 +80,14 @@ def cond(
 
     In a program it is one operator; both functions are traced, and one runs. Neither changes a
     tensor from outside.
+
+    Args:
+        predicate: one bool.
+        then: takes the tensors of `then_inputs`; called if `predicate` is true.
+        then_inputs: a sequence of tensors.
+        otherwise: takes the tensors of `otherwise_inputs`; returns as many tensors as `then`, of
+            the same shapes and dtypes.
+        otherwise_inputs: a sequence of tensors.
 
     Returns:
         The result of the function that ran (a tensor, list or tuple), as a list.

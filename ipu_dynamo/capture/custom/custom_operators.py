@@ -52,7 +52,9 @@ def register_custom_operator(
     Args:
         function: takes the inputs, and the operator's attributes by name; returns a tensor or a
             sequence of them. It is traced, so that it cannot look at values.
-        name, domain, version: what models call the operator by.
+        name: of the operator, as models call it.
+        domain: of the operator, as models call it.
+        version: of the operator, as models call it.
         gradient: `gradient(gradients, inputs, results, **attributes)`, with three tuples, returns a
             gradient, or None, for each input. None: autograd differentiates `function`.
     """
@@ -76,7 +78,12 @@ def custom_operator(
     """The results of a custom operator, by the function that is registered for it.
 
     Args:
+        inputs: tensors, which the function takes.
+        name: under which the function is registered.
+        domain: under which the function is registered.
+        version: under which the function is registered.
         example_outputs: tensors with the shapes and types of the results; None: any are right.
+        attributes: floats, integers, strings or lists of them by name, which the function takes.
 
     Raises:
         CompileError: nothing is registered under that name, or it returns other shapes or types

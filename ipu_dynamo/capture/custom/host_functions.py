@@ -79,6 +79,14 @@ class HostFunction:
         self.name = name or getattr(function, "__name__", type(function).__name__)
 
     def __call__(self, *args: Any) -> Any:
+        """Return what the function returns.
+
+        Args:
+            args: tensors and other values, which the function gets.
+
+        Raises:
+            CompileError: in a model that is compiled for training.
+        """
         trace = _trace.get()
         if trace is None or on_host():
             return self.function(*args)

@@ -40,7 +40,11 @@ def make_model(
 
 
 def extend(model: Any) -> Any:
-    """Give an existing model, built or not, and the models inside it the extension; return it."""
+    """Give an existing model, built or not, and the models inside it the extension; return it.
+
+    Args:
+        model: of Keras; it is changed in place.
+    """
     if not isinstance(model, Model):
         raise TypeError(f"only a Keras model can be extended, and not a {type(model).__name__}")
     for inner in [model, *(layer for layer in flat_layers(model) if isinstance(layer, Model))]:

@@ -32,7 +32,11 @@ class IPUConfig(Category):
         super().__init__("", DEFAULTS)
 
     def configure_ipu_system(self, device: str = "cpu") -> None:
-        """Put a copy of this configuration in force for the process."""
+        """Put a copy of this configuration in force for the process.
+
+        Args:
+            device: has no effect here; old programs pass it.
+        """
         configure_ipu_system(self, device)
 
     def numbers_of_ipus(self) -> list[int]:

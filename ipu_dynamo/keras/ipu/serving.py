@@ -8,6 +8,12 @@ from ipu_dynamo.keras.ipu.not_offered import not_offered
 def export_keras(model: Any, export_dir: Any, batch_size: int | None = None, **options: Any) -> Any:
     """Write an extended model for serving: the model's own `export_for_ipu_serving`.
 
+    Args:
+        model: an extended one.
+        export_dir: as for `export_for_ipu_serving`.
+        batch_size: as for `export_for_ipu_serving`.
+        options: other arguments of `export_for_ipu_serving`.
+
     Raises:
         TypeError: the model is not extended.
     """

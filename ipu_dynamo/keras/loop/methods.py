@@ -21,7 +21,12 @@ class ExecutionMethods(_Base):  # type: ignore[misc]
     """The methods of an extended model that run it; arguments and results are those of Keras."""
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """Train, as a program of the IPUs if a strategy's scope is active."""
+        """Train, as a program of the IPUs if a strategy's scope is active.
+
+        Args:
+            args: as for Keras.
+            kwargs: as for Keras.
+        """
         refuse_in_callback(self, "fit")
         if extensions_active():
             check_execution(self, "fit")
@@ -29,7 +34,12 @@ class ExecutionMethods(_Base):  # type: ignore[misc]
         return super().fit(*args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate, as a program of the IPUs if a strategy's scope is active."""
+        """Evaluate, as a program of the IPUs if a strategy's scope is active.
+
+        Args:
+            args: as for Keras.
+            kwargs: as for Keras.
+        """
         refuse_in_callback(self, "evaluate")
         if extensions_active():
             check_execution(self, "evaluate")
@@ -37,7 +47,12 @@ class ExecutionMethods(_Base):  # type: ignore[misc]
         return super().evaluate(*args, **kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """Predict, as a program of the IPUs if a strategy's scope is active."""
+        """Predict, as a program of the IPUs if a strategy's scope is active.
+
+        Args:
+            args: as for Keras.
+            kwargs: as for Keras.
+        """
         refuse_in_callback(self, "predict")
         if extensions_active():
             check_execution(self, "predict")
@@ -45,7 +60,12 @@ class ExecutionMethods(_Base):  # type: ignore[misc]
         return super().predict(*args, **kwargs)
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one step of `fit`, where one batch is a whole execution."""
+        """Run one step of `fit`, where one batch is a whole execution.
+
+        Args:
+            args: as for Keras.
+            kwargs: as for Keras.
+        """
         refuse_in_callback(self, "train_on_batch")
         if extensions_active():
             check_execution(self, "fit", method="train_on_batch")
@@ -53,7 +73,12 @@ class ExecutionMethods(_Base):  # type: ignore[misc]
         return super().train_on_batch(*args, **kwargs)
 
     def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one step of `evaluate`, where one batch is a whole execution."""
+        """Run one step of `evaluate`, where one batch is a whole execution.
+
+        Args:
+            args: as for Keras.
+            kwargs: as for Keras.
+        """
         refuse_in_callback(self, "test_on_batch")
         if extensions_active():
             check_execution(self, "evaluate", method="test_on_batch")
@@ -61,7 +86,12 @@ class ExecutionMethods(_Base):  # type: ignore[misc]
         return super().test_on_batch(*args, **kwargs)
 
     def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one step of `predict`, where one batch is a whole execution."""
+        """Run one step of `predict`, where one batch is a whole execution.
+
+        Args:
+            args: as for Keras.
+            kwargs: as for Keras.
+        """
         refuse_in_callback(self, "predict_on_batch")
         if extensions_active():
             check_execution(self, "predict", method="predict_on_batch")
@@ -69,19 +99,31 @@ class ExecutionMethods(_Base):  # type: ignore[misc]
         return super().predict_on_batch(*args, **kwargs)
 
     def make_train_function(self, force: bool = False) -> Any:
-        """Make `train_function`, which runs an execution of `fit` on a list of batches."""
+        """Make `train_function`, which runs an execution of `fit` on a list of batches.
+
+        Args:
+            force: as for Keras: make it anew.
+        """
         if extensions_active():
             return make_function(self, "fit", force)
         return super().make_train_function(force or is_execution_function(self.train_function))
 
     def make_test_function(self, force: bool = False) -> Any:
-        """Make `test_function`, which runs an execution of `evaluate` on a list of batches."""
+        """Make `test_function`, which runs an execution of `evaluate` on a list of batches.
+
+        Args:
+            force: as for Keras: make it anew.
+        """
         if extensions_active():
             return make_function(self, "evaluate", force)
         return super().make_test_function(force or is_execution_function(self.test_function))
 
     def make_predict_function(self, force: bool = False) -> Any:
-        """Make `predict_function`, which runs an execution of `predict` on a list of batches."""
+        """Make `predict_function`, which runs an execution of `predict` on a list of batches.
+
+        Args:
+            force: as for Keras: make it anew.
+        """
         if extensions_active():
             return make_function(self, "predict", force)
         return super().make_predict_function(force or is_execution_function(self.predict_function))

@@ -114,7 +114,12 @@ class NestedModelPipelineStageAssignment(NestedAssignment):
 
 
 class SequentialLayerPipelineStageAssignment(LayerAssignment):
-    """A layer of a Sequential model."""
+    """A layer of a Sequential model.
+
+    Args:
+        layer: the layer.
+        pipeline_stage: the stage that it runs on.
+    """
 
     def __init__(self, layer: Any, pipeline_stage: int | None = None) -> None:
         super().__init__(layer, 0, pipeline_stage)
@@ -124,7 +129,12 @@ class SequentialLayerPipelineStageAssignment(LayerAssignment):
 
 
 class SequentialNestedModelPipelineStageAssignment(NestedAssignment):
-    """A model in a Sequential model."""
+    """A model in a Sequential model.
+
+    Args:
+        nested_model: the model.
+        pipeline_stage_assignments: elements for its own layers.
+    """
 
     def __init__(self, nested_model: Any, pipeline_stage_assignments: Sequence[Any]) -> None:
         super().__init__(nested_model, 0, pipeline_stage_assignments)

@@ -59,6 +59,10 @@ def keyed_uniform(
 
     Args:
         key: integers, `[2]`: a seed and a count, for example.
+        shape: of the result; several replicas draw different numbers of this shape.
+        low: the least number.
+        high: numbers are less.
+        dtype: of the result, a floating-point type.
         replica: another index than `replica_index()`, which differs from replica to replica. In the
             body of a loop the index has to come from outside.
 
@@ -80,7 +84,16 @@ def keyed_normal(
     dtype: torch.dtype = torch.float32,
     replica: Tensor | None = None,
 ) -> Tensor:
-    """Normal numbers, by the method of Box and Muller. Arguments as of `keyed_uniform`."""
+    """Normal numbers, by the method of Box and Muller. Arguments as of `keyed_uniform`.
+
+    Args:
+        key: as for `keyed_uniform`.
+        shape: as for `keyed_uniform`.
+        mean: of the numbers.
+        deviation: their standard deviation.
+        dtype: as for `keyed_uniform`.
+        replica: as for `keyed_uniform`.
+    """
     _check_floating(dtype)
     positive = 1.0 - _fraction(key, shape, 24, replica, draw=0)  # of (0, 1]
     angle = _fraction(key, shape, 24, replica, draw=1) * (2 * pi)
@@ -99,8 +112,11 @@ def keyed_bernoulli(
     """1 with a probability, else 0.
 
     Args:
+        key: as for `keyed_uniform`.
         probability: a number, or a tensor, of which each element is one.
         shape: of the result; None: that of `probability`.
+        dtype: of the result.
+        replica: as for `keyed_uniform`.
 
     Raises:
         ValueError: also if a number is not from 0 to 1, or has no shape.
@@ -126,6 +142,14 @@ def keyed_randint(
 ) -> Tensor:
     """Integers of low to high - 1, of at most 2**24 values.
 
+    Args:
+        key: as for `keyed_uniform`.
+        low: the least number.
+        high: the greatest number is `high - 1`.
+        shape: as for `keyed_uniform`.
+        dtype: of the result, an integer type.
+        replica: as for `keyed_uniform`.
+
     Raises:
         ValueError: also if there is no such integer, or there are more of them.
     """
@@ -146,7 +170,11 @@ def keyed_dropout(
     """`x / (1 - p)`, with elements set to 0 with probability `p`; as differentiable as that.
 
     Args:
+        x: a floating-point tensor.
+        p: the probability, from 0 to 1.
+        key: as for `keyed_uniform`.
         shape: what is drawn, and expanded to `x`; None: each element for itself.
+        replica: as for `keyed_uniform`.
 
     Raises:
         ValueError: also if `p` is not from 0 to 1.

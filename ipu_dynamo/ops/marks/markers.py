@@ -114,6 +114,9 @@ def recomputation_checkpoint(x: Tensor) -> Tensor:
     It does nothing outside a program, through `torch.compile`, and where nothing is recomputed.
 
     Source: PopTorch user guide, "poptorch.recomputationCheckpoint".
+
+    Args:
+        x: any tensor, which is returned.
     """
     if not torch.compiler.is_compiling() or torch.compiler.is_dynamo_compiling():
         return x

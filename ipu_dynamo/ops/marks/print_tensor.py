@@ -62,6 +62,7 @@ def print_tensor(
     outside a program and of `torch.compile`, nor where nobody reads what it returns.
 
     Args:
+        x: the tensor that is printed.
         title: what stands before the tensor; empty: its name.
         print_gradient: print the gradient as well, under `title` with `_gradient` behind it.
         summarise_threshold: of tensors with more elements only the edges are printed; 0: never.
@@ -72,7 +73,8 @@ def print_tensor(
             short and shows a digit of every number, else scientific; `none` prints each number for
             itself, in six digits at most.
         separator: between the elements of a row.
-        open_bracket, close_bracket: around rows.
+        open_bracket: at the beginning of rows.
+        close_bracket: at the end of rows.
 
     Returns:
         The values of `x`.

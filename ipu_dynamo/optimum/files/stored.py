@@ -60,7 +60,12 @@ class Stored:
             raise kind(f"JSON cannot hold {wrong}: {error}") from error
 
     def to_json_file(self, json_file_path: str | os.PathLike[str], use_diff: bool = True) -> None:
-        """Write `to_json_string` into a file."""
+        """Write `to_json_string` into a file.
+
+        Args:
+            json_file_path: path of the file.
+            use_diff: as for `to_json_string`.
+        """
         Path(json_file_path).write_text(self.to_json_string(use_diff), encoding="utf-8")
 
     def __repr__(self) -> str:
@@ -80,7 +85,7 @@ class Stored:
             kwargs: fields with other values than those of the dictionary.
 
         Raises:
-            Whatever the constructor does.
+            IncompatibleIPUConfigError: also `TypeError` and `ValueError`, as the constructor does.
         """
         values = repaired(config_dict, fields_of(cls))
         unused = {}
@@ -93,7 +98,11 @@ class Stored:
 
     @classmethod
     def from_json_file(cls, json_file: str | os.PathLike[str]) -> Self:
-        """A configuration from a file; see `from_dict` and `config_files.read_file`."""
+        """A configuration from a file; see `from_dict` and `config_files.read_file`.
+
+        Args:
+            json_file: path of the file.
+        """
         config: Self = cls.from_dict(read_file(Path(json_file)))
         return config
 
@@ -126,6 +135,7 @@ class Stored:
         """Write the file `ipu_config.json` into a folder, which is made if need be.
 
         Args:
+            save_directory: path of the folder.
             push_to_hub: upload it, too, to the repository `repo_id`, or the folder's last part.
             kwargs: as for `push_to_hub`.
 
@@ -147,6 +157,7 @@ class Stored:
         """Upload the configuration to a repository of the Hub, which is made if need be.
 
         Args:
+            repo_id: of the repository.
             kwargs: commit_message, token (or use_auth_token), private, revision, create_pr.
 
         Returns:

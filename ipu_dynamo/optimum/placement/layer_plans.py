@@ -48,7 +48,9 @@ def plan_layers(
     Changes neither the model nor the configuration.
 
     Args:
+        model: has lists of layers.
         sample: arguments of a call with one micro-batch, a tuple or a dictionary.
+        n: number of IPUs.
         ipu_config: by the mode, entries of a list of `n` are kept where they are not -1.
         layers: as for `parallelize`.
 

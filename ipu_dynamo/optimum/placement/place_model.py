@@ -140,6 +140,9 @@ def _apply(
 def deparallelize(model: _Model) -> _Model:
     """Undo `parallelize`: classes, attributes and hooks are those of before, weights those of now.
 
+    Args:
+        model: the result of `parallelize`; it is changed in place and returned.
+
     Raises:
         RuntimeError: the model is not parallelized.
     """

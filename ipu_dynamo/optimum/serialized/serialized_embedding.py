@@ -69,7 +69,12 @@ class SerializedEmbedding(nn.Module):
 
     @classmethod
     def from_model(cls, embedding: nn.Embedding, serialization_factor: int) -> Self:
-        """The embedding in equal parts; see the class."""
+        """The embedding in equal parts; see the class.
+
+        Args:
+            embedding: as for the class.
+            serialization_factor: as for the class.
+        """
         return cls(embedding, serialization_factor)
 
     @classmethod
@@ -77,6 +82,10 @@ class SerializedEmbedding(nn.Module):
         """The embedding in parts, of which the last are filled up with zeros that no index means.
 
         They are in no `state_dict`, and not in `to_model`.
+
+        Args:
+            embedding: as for the class.
+            serialization_factor: the number of tables, with equally many rows each.
         """
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
@@ -100,18 +109,30 @@ class SerializedEmbedding(nn.Module):
         return torch.cat(tables)
 
     def can_take(self, whole: nn.Embedding, factor: int) -> bool:
-        """Whether the tables can have the weights of `whole`, cut by `factor`."""
+        """Whether the tables can have the weights of `whole`, cut by `factor`.
+
+        Args:
+            whole: an embedding.
+            factor: the number of tables.
+        """
         own = self.serialization_factor, self.num_embeddings, self.embedding_dim, self.padding_idx
         other = factor, whole.num_embeddings, whole.embedding_dim, whole.padding_idx
         return own == other and can_fill(self._tables(), whole)
 
     def take(self, whole: nn.Embedding) -> None:
-        """Have the weights and the mode of `whole`."""
+        """Have the weights and the mode of `whole`.
+
+        Args:
+            whole: an embedding with as many rows and columns.
+        """
         take_rows(self._tables(), whole)
         self.train(whole.training)
 
     def forward(self, indices: Tensor) -> Tensor:
         """The rows of `indices`, [..., embedding_dim].
+
+        Args:
+            indices: integers, of any shape.
 
         Raises:
             IndexError: as the whole table does, an index that it has not got.

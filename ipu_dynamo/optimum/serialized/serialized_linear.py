@@ -40,8 +40,10 @@ class SerializedLinear(nn.Linear):
     values are the plain ones, up to the order of sums.
 
     Args:
-        in_features, out_features, bias: as for `torch.nn.Linear`.
+        in_features: as for `torch.nn.Linear`.
+        out_features: as for `torch.nn.Linear`.
         factor: the number of parts; where it does not divide the dimension, they are uneven.
+        bias: as for `torch.nn.Linear`.
         mode: which dimension is cut: "input_channels" the rows of the input, "reducing_dim" the
             one that is summed, "output_channels" the outputs; "none" cuts nothing.
 
@@ -64,7 +66,13 @@ class SerializedLinear(nn.Linear):
 
     @classmethod
     def from_model(cls, linear: nn.Linear, factor: int, mode: Any = OUTPUT_CHANNELS) -> Self:
-        """A copy of a linear layer that computes in parts."""
+        """A copy of a linear layer that computes in parts.
+
+        Args:
+            linear: its weights are copied.
+            factor: as for the class.
+            mode: as for the class.
+        """
         layer: Any = copy.deepcopy(linear)
         layer.factor, layer.mode = factor, mode_text(mode)
         layer.__class__ = cls
@@ -78,7 +86,11 @@ class SerializedLinear(nn.Linear):
         return layer  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` [..., in_features] times the weight, and the bias: [..., out_features]."""
+        """`x` [..., in_features] times the weight, and the bias: [..., out_features].
+
+        Args:
+            x: [..., in_features].
+        """
         product = serialized_matmul(
             x,
             self.weight.t(),
@@ -144,7 +156,13 @@ class SplitProjection(nn.Module):
     def from_model(
         cls, linear: nn.Linear, serialization_factor: int, mode: Any = OUTPUT_CHANNELS
     ) -> Self:
-        """The layer in equal parts; see the class."""
+        """The layer in equal parts; see the class.
+
+        Args:
+            linear: as for the class.
+            serialization_factor: as for the class.
+            mode: as for the class.
+        """
         return cls(linear, serialization_factor, mode)
 
     @classmethod
@@ -152,6 +170,10 @@ class SplitProjection(nn.Module):
         """The layer by its outputs, the last parts filled up with zeros that nobody sees.
 
         They are in no result, in no `state_dict`, and not in `to_model`.
+
+        Args:
+            linear: as for the class.
+            serialization_factor: the number of parts, with equally many outputs each.
         """
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
@@ -175,14 +197,23 @@ class SplitProjection(nn.Module):
         return torch.cat(parts, 0 if self.mode == OUTPUT_CHANNELS else 1)
 
     def can_take(self, whole: nn.Linear, factor: int) -> bool:
-        """Whether the parts can have the weights of `whole`, by its outputs, cut by `factor`."""
+        """Whether the parts can have the weights of `whole`, by its outputs, cut by `factor`.
+
+        Args:
+            whole: a linear layer.
+            factor: the number of parts.
+        """
         own = self.serialization_factor, self.mode, self.in_features, self.out_features
         other = factor, OUTPUT_CHANNELS, whole.in_features, whole.out_features
         biased = (self.bias is None) == (whole.bias is None)
         return own == other and biased and can_fill(self._layers(), whole)
 
     def take(self, whole: nn.Linear) -> None:
-        """Have the weights and the mode of `whole`, by its outputs."""
+        """Have the weights and the mode of `whole`, by its outputs.
+
+        Args:
+            whole: a linear layer of the same sizes.
+        """
         take_rows(self._layers(), whole)
         if self.bias is not None:
             with torch.no_grad():
@@ -191,7 +222,11 @@ class SplitProjection(nn.Module):
         self.train(whole.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` [..., in_features] through all parts, and the bias: [..., out_features]."""
+        """`x` [..., in_features] through all parts, and the bias: [..., out_features].
+
+        Args:
+            x: [..., in_features].
+        """
         if self.mode == OUTPUT_CHANNELS:
             product = torch.cat([layer(x) for layer in self._layers()], -1)
             product = product[..., : self.out_features]

@@ -26,6 +26,9 @@ class ClipGlobalNorm:
     Nothing is added to n, unlike in `torch.nn.utils.clip_grad_norm_`. An infinite n makes infinite
     elements NaN and all others 0; with n NaN nothing is clipped.
     Source: PopTorch user guide, `max_grad_norm` of its optimisers.
+
+    Args:
+        max_norm: the largest L2 norm, greater than 0.
     """
 
     max_norm: float

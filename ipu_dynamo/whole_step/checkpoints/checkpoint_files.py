@@ -120,6 +120,9 @@ def write_head(
 def latest_checkpoint(folder: Folder) -> Path | None:
     """The checkpoint that `ipu_dynamo.save_checkpoint` completed last in a folder; None: none.
 
+    Args:
+        folder: the folder that `save_checkpoint` was given.
+
     Raises:
         SavedProgramError: the file `latest` names none.
     """

@@ -59,6 +59,7 @@ def save_checkpoint(folder: Folder, step: CompiledModel, extra: Any = None) -> P
     process that is killed before leaves the one before.
 
     Args:
+        folder: the folder of all checkpoints of a training; it is made if it does not exist.
         step: what `compile_training` returned, once compiled.
         extra: what else the script has to know: None, bools, numbers, strings, and lists and dicts
             of these. For instance the epoch, and the result of `scheduler.state_dict()`.

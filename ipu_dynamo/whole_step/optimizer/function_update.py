@@ -69,6 +69,9 @@ class TracedUpdate(Optimizer):
     def use_parameters_of(self, model: nn.Module) -> None:
         """Update the parameters of `model` that need a gradient.
 
+        Args:
+            model: a module.
+
         Raises:
             InputError: it updates those of another model already.
         """
@@ -85,7 +88,11 @@ class TracedUpdate(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update once by the parameters' own gradients."""
+        """Update once by the parameters' own gradients.
+
+        Args:
+            closure: None; the argument is that of every optimiser of torch.
+        """
         (group,) = self.param_groups
         pairs = zip(group["param_names"], group["params"], strict=True)
         weights = {name: p for name, p in pairs if p.grad is not None}

@@ -64,6 +64,7 @@ def load(
     text, numbers and tensors, and compiles the program for this machine.
 
     Args:
+        path: of the file.
         entry: which entry point, if the file has several; `load_entries` brings up all of them.
         engine: another one than the options say that were saved.
         workers: at most so many threads; None: as was saved.
@@ -88,8 +89,15 @@ def load(
 def load_entries(
     path: str | os.PathLike[str], *, engine: Engine | None = None, workers: int | None = None
 ) -> dict[str, LoadedModel]:
-    """All entry points of a saved program, by name; they share the weights that they shared when
-    they were saved. See `load`."""
+    """Bring up all entry points of a saved program, by name; see `load`.
+
+    They share the weights that they shared when they were saved.
+
+    Args:
+        path: of the file.
+        engine: as for `load`.
+        workers: as for `load`.
+    """
     with Archive(path) as archive:
         names = entry_names(archive, CORE)
         return read_models(archive, names, engine=engine, workers=workers)

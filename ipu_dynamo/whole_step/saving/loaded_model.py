@@ -29,10 +29,14 @@ class LoadedModel(CompiledModel):
     Weights are those of `state_dict`; the numbers of the optimiser are `hyperparameters`.
 
     Args:
-        compiled, executable, options: as they would be of a model that was compiled here.
+        compiled: as it would be of a model that was compiled here.
+        executable: as it would be of a model that was compiled here.
+        options: as they would be of a model that was compiled here.
         arguments: of a call; values of tensors are not looked at.
         groups: of the optimiser.
-        own_weights, engine, figures: what the executable was made with.
+        own_weights: the executable was made with it.
+        engine: the executable was made with it.
+        figures: the executable was made with them.
         tensors: those that have a name in the model, and whether they are part of its state.
 
     Attributes:
@@ -65,7 +69,12 @@ class LoadedModel(CompiledModel):
         return "a saved model"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one call, as a `CompiledModel` does; with free `rows`, as many as there are rows."""
+        """Run one call, as a `CompiledModel` does; with free `rows`, as many as there are rows.
+
+        Args:
+            args: positional arguments, as for a `CompiledModel`.
+            kwargs: keyword arguments, as for a `CompiledModel`.
+        """
         return (self.rows or super().__call__)(*args, **kwargs)
 
     @property
@@ -89,6 +98,7 @@ class LoadedModel(CompiledModel):
 
         Args:
             group: of parameters; None: all groups.
+            numbers: new values by name.
 
         Raises:
             InputError: there is no such group or number, or the update has no place for it.
@@ -113,6 +123,9 @@ class LoadedModel(CompiledModel):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Copy values into parameters and buffers.
+
+        Args:
+            state: values by the names of `state_dict`.
 
         Raises:
             InputError: names or shapes are others than those of `state_dict`; nothing is changed.
@@ -139,7 +152,12 @@ class LoadedModel(CompiledModel):
             yield name, tensor, persistent
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """A loaded program is compiled."""
+        """A loaded program is compiled.
+
+        Args:
+            args: have no effect.
+            kwargs: have no effect.
+        """
         raise IpuError("a loaded program is compiled: it has no Python that could be traced again")
 
     def _training(self) -> OptimizerLink:

@@ -47,6 +47,7 @@ def save(
     Args:
         compiled: one, or several by name, such as a step and its validation, which share weights
             in the file as they do here.
+        path: of the file.
         free_rows: which of them, by name, are called with any number of rows after loading, as by
             `ipu_dynamo.free_rows`; True: all.
 

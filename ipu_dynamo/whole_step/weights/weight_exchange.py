@@ -101,6 +101,9 @@ class WeightExchange(CompiledState):
         On a mesh with a dimension `ipu` the ranks of a row call this together, and all ranks of a
         mesh if weights belong to groups of replicas.
 
+        Args:
+            names: of parameters and buffers in the model; None: all.
+
         Raises:
             UpdateError: an update failed, and they have not been written since.
         """
@@ -155,6 +158,9 @@ class WeightExchange(CompiledState):
 
     def write_weights(self, names: Collection[str] | None = None) -> None:
         """Copy parameters and buffers, or those with the given names, to the program.
+
+        Args:
+            names: of parameters and buffers in the model; None: all.
 
         Raises:
             InputError: one of the model was replaced since it was compiled.
