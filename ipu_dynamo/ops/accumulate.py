@@ -1,7 +1,7 @@
-"""Add to an accumulator in place what a matmul, or rows of a table, contribute to a gradient.
+"""Add gradients of matmuls and of table lookups to an accumulator in place.
 
-Two operators, which programs call and both engines run as they are: the library that computes the
-matmul writes the sum itself, and of a table only the rows that were read are touched.
+Programs call these two operators, and both engines run them unchanged. For a matmul, the library
+that computes it also writes the sum. For a table, only the rows that were read are written.
 """
 
 import torch
@@ -27,7 +27,7 @@ def _rows(total: Tensor, indices: Tensor, rows: Tensor) -> None:
 
 
 def _nothing(*_: object) -> None:
-    """What both return."""
+    """Return nothing: the shape function of both operators."""
 
 
 _library.impl("accumulate_matmul", _matmul, "CompositeExplicitAutograd")

@@ -1,4 +1,4 @@
-"""Name the graphs that loops and branches run by what they compute.
+"""Name the graphs that loops and branches run, by a digest of their content.
 
 The operators of `control_flow.py` hold no graph: an argument names it, as `body_4f0c...`, by a
 digest of all that it computes. So a name means the same in every process, equal bodies are one, and
@@ -20,7 +20,7 @@ _known: "WeakValueDictionary[str, Body]" = WeakValueDictionary()
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """What a loop runs in each iteration, or a branch of a condition.
+    """The graph that a loop runs in each iteration, or one side of a branch.
 
     Args:
         name: made of the digest of the graph.

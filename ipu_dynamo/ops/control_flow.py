@@ -4,11 +4,11 @@
     carried            = while_loop(carried, captured, condition, body)
     results            = branch(predicate, captured, then, otherwise)
 
-A body of a loop takes what is carried, a row of each scanned tensor, and what is captured; it
-returns what is carried on, and rows to be stacked. `for_loop` is a loop that scans nothing, `map`
-one that carries nothing; the gradient of a loop is a loop in reverse order. Bodies are named, see
-`bodies.py`; an engine calls `run_...` with code of its own for them. All operators are functional:
-results are dense and share no memory with an argument.
+The body of a loop takes the carried tensors, a row of each scanned tensor, and the captured
+tensors. It returns the next carried tensors, and rows to be stacked. `for_loop` is a loop that
+scans nothing, `map` one that carries nothing. The gradient of a loop is a loop in reverse order.
+Bodies are named, see `bodies.py`; an engine calls `run_...` with code of its own for them. All
+operators are functional: results are dense and share no memory with an argument.
 
 `ipu::control_flow(tensors, handle)` stands for all of them in graphs before autograd.
 """
@@ -70,7 +70,7 @@ def register_flow(flow: Flow) -> int:
 
 
 def flow_of(handle: int) -> Flow:
-    """What a handle stands for."""
+    """The loop or branch of a handle."""
     return _flows[handle]
 
 
@@ -143,8 +143,11 @@ def run_branch(
 
 
 def bound(node: fx.Node, steps: Mapping[str, Step]) -> Callable[..., list[Tensor]]:
-    """What a loop or branch does, as a function of its arguments that calls `steps` by the names
-    of its bodies."""
+    """Make a function of a loop or branch, on its tensor arguments.
+
+    Args:
+        steps: a function for each body, by the body's name.
+    """
     bodies = bodies_of(node)
     chosen = [steps[body.name] for body in bodies]
     if node.target is loop_op:

@@ -76,7 +76,7 @@ def root(node: fx.Node) -> fx.Node:
 
 
 def owner(node: fx.Node) -> fx.Node:
-    """The node whose memory `node` lies in; for one of several results, what makes them all."""
+    """The node whose memory `node` shares; for one of several results, the operator itself."""
     while only_looks(node):
         node = node.all_input_nodes[0]
     return node
@@ -88,7 +88,7 @@ def needed_for(
     """Collect `nodes` and all that they are computed from.
 
     Args:
-        through: whether to go on from a node to what it reads.
+        through: whether to go on from a node to its inputs.
     """
     needed, pending = set[fx.Node](), list(nodes)
     while pending:

@@ -21,7 +21,7 @@ Block = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the loops have in common."""
+    """The operands and settings that all loops have."""
 
     x: Tensor
     rhs: Tensor
@@ -118,7 +118,7 @@ class Gradients:
         of_x: the sum for `x`.
         of_rhs: where that of `rhs` is wanted, `[width, classes]`.
         sum_of_rhs: the same memory, or a sum of more digits that is rounded once, at the end.
-        accumulate: whether it is added to what is there.
+        accumulate: whether the gradient of `rhs` is added to the earlier content of `of_rhs`.
     """
 
     head: Head

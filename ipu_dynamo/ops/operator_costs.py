@@ -32,7 +32,7 @@ _COUNTED_AS = {  # PyTorch's table lacks the attention of the CPU
 def estimated_seconds(operators: Iterable[fx.Node]) -> float:
     """Arithmetic of products and convolutions, plus a pass over every operator's result.
 
-    What anchors compute does not count: decisions are as without them.
+    Operators that only anchors need do not count, so that anchors change no decision.
     """
     return sum(seconds(node) for node in operators if ANCHORED not in node.meta)
 
@@ -48,10 +48,10 @@ def seconds(node: fx.Node) -> float:
 
 
 def of_bodies(node: fx.Node, seconds: Sequence[float]) -> float:
-    """What a loop or branch takes for its bodies, given what each of them takes once.
+    """Seconds in the bodies of a loop or branch, from the `seconds` of one run of each.
 
-    A branch counts as its longer body, and a `while_loop` as some iterations, as nobody knows how
-    many it will have.
+    A branch counts as its longer body. A `while_loop` counts as a fixed number of iterations, as
+    theirs is not known before it runs.
     """
     if node.target is branch_op:
         return max(seconds)

@@ -67,7 +67,7 @@ def operator_named(name: str) -> Callable[..., Any]:
     """The operator of that name.
 
     Raises:
-        ValueError: no such operator is registered in this process.
+        ValueError: this process has no operator of that name, or it reads or makes files.
     """
     if name in _PYTHON:
         return _PYTHON[name]

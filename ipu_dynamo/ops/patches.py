@@ -9,9 +9,9 @@ from torch import Tensor
 def patches(
     x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
-    """f32[c * kh * kw, n * rows * columns]: what each place of the kernel sees.
+    """The elements under the kernel at each place, f32[c * kh * kw, n * rows * columns].
 
-    In compiled code, what makes an element of `x` that is not in memory is repeated for each place.
+    If `x` is not in memory, compiled code computes each of its elements again for every place.
     """
     if any(padding):
         x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))

@@ -1,11 +1,11 @@
 """Compute the cross-entropy of a serialised product in a loop, so that no logits exist whole.
 
-Four operators, which programs call and both engines run as they are. `x` is `[rows, width]`, `rhs`
-`[width, classes]`, `target` `[rows]`, and the logits are `x @ rhs`. Mode `output_channels` loops
-over classes: a first sweep finds the logarithm of each row's sum of exponentials, the backward pass
-computes the logits again. Mode `input_channels` loops over rows. `serialized_loss_step_` does both
-in one sweep over rows, each of whose blocks has all that its gradient needs. Every sum runs in the
-order of the loop.
+Programs call these four operators, and both engines run them unchanged. `x` is `[rows, width]`,
+`rhs` `[width, classes]`, `target` `[rows]`, and the logits are `x @ rhs`. Mode `output_channels`
+loops over classes: a first sweep finds the logarithm of each row's sum of exponentials, the
+backward pass computes the logits again. Mode `input_channels` loops over rows.
+`serialized_loss_step_` computes loss and gradients in one sweep over rows, as a block of rows has
+all that its gradient needs. Every sum runs in the order of the loop.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
 """

@@ -124,7 +124,7 @@ def _row(texts: Sequence[str], indent: str, form: TensorFormat) -> Iterator[str]
 
 
 def _number_writer(shown: Tensor, form: TensorFormat) -> Callable[[object], str]:
-    """What writes one element of a tensor, of which these are shown."""
+    """Make the function that formats one element, so that the `shown` ones have one form."""
     if not shown.is_floating_point():
         return str
     if form.float_format == "none":

@@ -1,17 +1,17 @@
-"""Name the operators that a file may not call, since they believe what they are given.
+"""Name the operators that a file may not call, since they do not check their arguments.
 
-Both readers of programs from files hold to this list: PyTorch has no check of its own behind these
-names, so that a size or an index that a file states is read or written where it points.
+Both readers of programs from files use this list. PyTorch does not check sizes and indices for
+these operators, so a wrong one in a file would read or write memory out of bounds.
 """
 
-# Of libraries of one processor, which believe the sizes and packed bytes that they are given: host
-# passes call them on the machine that runs a program, so no program in a file does.
+# Operators of libraries for one processor, which trust sizes and packed bytes. Only host passes
+# insert them, on the machine that runs a program, so a program in a file does not call them.
 _OF_ONE_MACHINE = (
     *("ipu.onednn_", "aten.mkldnn_", "aten._mkldnn_", "aten.to_mkldnn"),
     *("aten.fbgemm_", "aten._weight_int4pack_", "aten._dyn_quant_", "aten.quantized_"),
 )
-_LAYOUTS = ("sparse", "nested")  # programs have no such tensors; indices and offsets go unchecked
-# They exchange the memory of a tensor, which a program knows the layout of.
+_LAYOUTS = ("sparse", "nested")  # not in programs; PyTorch does not check indices and offsets
+# They exchange the memory of a tensor, but a program relies on its layout.
 _REBINDING = frozenset(
     {
         "set_",

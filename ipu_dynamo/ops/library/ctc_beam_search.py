@@ -78,8 +78,8 @@ def _first(known: Prefixes, batch: int, width: int) -> _Beams:
 def _promising(width: int, labels: int) -> tuple[Tensor, Tensor]:
     """Ranks of beams and of labels whose pairs may be among the `width` best extensions.
 
-    The pair of ranks (r, s) is beaten by every pair with smaller ranks, of which at most one for
-    each beam is an exception, as a repeated label needs a blank before it.
+    Every pair with smaller ranks beats the pair of ranks (r, s). A repeated label is an exception,
+    as it needs a blank before it: at most one pair for each beam.
     """
     pairs = [(r, s) for r in range(width) for s in range(min(labels, width // (r + 1) + 1))]
     ranks = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)

@@ -50,7 +50,7 @@ def _backward(
     blank: int,
     zero_infinity: bool,
 ) -> Tensor:
-    """The gradient of log-probabilities. What forward knew of every prefix is computed again."""
+    """The gradient of log-probabilities; computes forward's values of every prefix again."""
     given = _as_pytorch(log_probs, targets, input_lengths, target_lengths)
     losses, prefixes = aten._ctc_loss.Tensor(*given, blank, zero_infinity)
     gradient = gradient.to(losses.dtype).contiguous()
@@ -107,7 +107,7 @@ def ctc_loss(
     reduction: Reduction = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:
-    """What `torch.nn.functional.ctc_loss` computes, by an operator that programs have.
+    """Compute `torch.nn.functional.ctc_loss` by an operator that programs have.
 
     Args:
         log_probs: `[time, batch, classes]`, or `[time, classes]` of one sequence.

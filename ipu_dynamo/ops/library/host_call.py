@@ -37,7 +37,7 @@ _known: WeakValueDictionary[str, KnownFunction] = WeakValueDictionary()
 
 
 def register(name: str, call: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> KnownFunction:
-    """Make `call` known, under `name` or, where that is taken, with a number behind it."""
+    """Make `call` known under `name`; if the name is taken, append a number to it."""
     names = itertools.chain([name], (f"{name}/{number}" for number in itertools.count(1)))
     function = KnownFunction(next(free for free in names if free not in _known), call)
     _known[function.name] = function
@@ -56,7 +56,7 @@ def _read(text: str) -> tuple[torch.dtype, tuple[int, ...]]:
 
 
 def _run(tensors: Sequence[Tensor], function: str, results: Sequence[str]) -> list[Tensor]:
-    """Call a function with copies of its arguments, and copy what it returns.
+    """Call a function with copies of its arguments, and copy its results.
 
     Raises:
         RuntimeError: it returns other shapes or types than it did when compiling.
@@ -77,7 +77,7 @@ def _run(tensors: Sequence[Tensor], function: str, results: Sequence[str]) -> li
 def _checked(
     function: str, found: Sequence[Tensor], results: Sequence[str]
 ) -> list[tuple[Tensor, tuple[torch.dtype, tuple[int, ...]]]]:
-    """The results with what they were when compiling, which they still are."""
+    """Check results against the types and shapes of the compilation; return both in pairs."""
     if len(found) != len(results):
         raise RuntimeError(
             f"the host function {function} returned {len(found)} tensors, and {len(results)} when "

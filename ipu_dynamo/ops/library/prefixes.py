@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-NO_PREFIX, UNUSED = 0, 1  # what an empty prefix extends, and what stands in a free place
+NO_PREFIX, UNUSED = 0, 1  # the parent of an empty prefix, and the prefix in a free place
 _LARGEST_FIRST = 1 << 19  # prefixes that there is room for at once: 48 MiB
 _MULTIPLIER = 0x9E3779B97F4A7C15 - (1 << 64)  # 2**64 over the golden ratio: it spreads close keys
 

@@ -1,7 +1,7 @@
 """Define operators by which replicas exchange tensors within a micro-batch.
 
-Passes cut functions at them, so that functions stay pure: `Collective` of a program does what they
-say. Outside of a program they raise.
+Passes cut functions at these operators, so that functions stay pure, and replace each one by an
+instruction `Collective`. Outside of a program the operators raise an error.
 
 Each names its group by three arguments: `replicas` is the number of all replicas, and 0 if the
 caller does not know it; `size` is the number of replicas in a group, and 0 for one group of all;
@@ -70,7 +70,7 @@ COLLECTIVES = (all_gather_op, all_reduce_op, all_to_all_op)  # those that exchan
 
 
 class Exchanged(NamedTuple):
-    """What a collective of a graph exchanges, and in which group."""
+    """The tensor that a collective of a graph exchanges, and its group of replicas."""
 
     x: fx.Node
     replicas: int

@@ -1,7 +1,7 @@
-"""Define the operator that stands in an exported program for what was compiled into a file.
+"""Define the operator by which an exported program calls code compiled to a file.
 
-Whoever runs the program says what computes it, for the time of a call and in its thread. The
-operator finds no file by itself, so a program that names one runs nothing.
+The caller of the program binds a function to the operator (`bound`), for one call and its thread.
+The operator does not search for the file: a program that names one cannot run it by itself.
 """
 
 import re
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-ROWS = "?"  # the size of a dimension that the first input's rows tell
+ROWS = "?"  # the size of a dimension that equals the first input's number of rows
 
 _library = torch.library.Library("ipu", "FRAGMENT")
 _library.define("run_executable(Tensor[] inputs, str sha256, str[] results) -> Tensor[]")

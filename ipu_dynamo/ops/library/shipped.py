@@ -27,7 +27,7 @@ def gather_last_dim(data: Tensor, index: Tensor, **_: Any) -> Tensor:
 
 
 def identity(x: Tensor, **_: Any) -> Tensor:
-    """What only changes where a tensor lies on tiles."""
+    """Copy `x`: the operator only changes the placement of a tensor on tiles."""
     return x.clone()
 
 
@@ -48,8 +48,11 @@ def moving_average(weight: Tensor, average: Tensor, share: Tensor, **_: Any) -> 
 
 
 def _converted(variable: Tensor, dtype: torch.dtype) -> Tensor:
-    """`variable.to(dtype)`, which a trace takes for the variable itself where nothing changes: who
-    reads it later would read what this operator's block has made."""
+    """`variable.to(dtype)`, without the operator if nothing changes.
+
+    A trace takes such a cast for the variable itself. A later reader of the variable would then
+    read a result of this operator's block.
+    """
     return variable if variable.dtype == dtype else variable.to(dtype)
 
 

@@ -1,4 +1,4 @@
-"""Let models mark what they compute: blocks, the loss, groups, products, transfers, prints.
+"""Let models mark blocks, the loss, groups, products, transfers and prints.
 
 A mark computes nothing. Its reader among the passes removes it.
 """

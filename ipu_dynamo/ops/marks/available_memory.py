@@ -81,7 +81,7 @@ def set_available_memory(x: Tensor, share: float) -> Tensor:
         share: from 0 to 1, in place of `Options(memory_proportion=...)`.
 
     Raises:
-        OptionError: a share that is no such number.
+        OptionError: the share is not a number from 0 to 1.
 
     Source: PopTorch user guide, "poptorch.set_available_memory".
     """

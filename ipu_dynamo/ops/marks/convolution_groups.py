@@ -52,12 +52,12 @@ class ConvolutionGroup:
         partials: precision of the partial sums of half convolutions, and of their gradients.
         count: how many convolutions there are; 0: any number. Several values of another argument
             say it too.
-        memory_proportion: the share of an IPU's memory, from 0 to 1, that convolutions and their
-            gradients may use for temporary values; for a model of an IPU's memory and cycles.
+        memory_proportion: the share of an IPU's memory, from 0 to 1, for temporary values of
+            convolutions and their gradients. Only the model of memory and cycles reads it.
 
     Raises:
-        OptionError: a plan or a precision that does not exist, a share that is no such number, or
-            two different counts.
+        OptionError: a plan or a precision that does not exist, a share that is not a number from
+            0 to 1, or two different counts.
 
     Source: PopTorch user guide, "poptorch.MultiConv".
     """

@@ -83,7 +83,7 @@ def register_function(call: CustomCall) -> int:
 
 
 def function_of(handle: int) -> CustomCall | None:
-    """What a handle stands for, as long as somebody keeps it."""
+    """The function of a handle; None if it was deleted, as nothing refers to it any more."""
     return _functions.get(handle)
 
 

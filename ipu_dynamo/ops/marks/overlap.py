@@ -39,9 +39,9 @@ def set_overlap_for_input(input_tensors: Any, mode: Overlap) -> Any:
 
     Args:
         input_tensors: a tensor, or any structure of tensors and other objects.
-        mode: when an input is transferred: where it is needed (`no_overlap`); while the micro-batch
-            before is computed, but for the first one of each device iteration
-            (`accumulation_loop`), or of each call (`device_iteration_loop`).
+        mode: `no_overlap` transfers an input when it is needed; the others while the micro-batch
+            before it is computed. There is no overlap for the first micro-batch of each device
+            iteration (`accumulation_loop`) or of each call (`device_iteration_loop`).
 
     Returns:
         The same structure.
@@ -54,13 +54,13 @@ def set_overlap_for_input(input_tensors: Any, mode: Overlap) -> Any:
 def set_overlap_for_output(output_tensors: Any, mode: Overlap) -> Any:
     """Mark outputs of the model: their transfer to the host overlaps with compute.
 
-    What it returns is returned by the model, once, and read by nothing else.
+    The model returns each marked tensor once, and nothing else reads it.
 
     Args:
         output_tensors: a tensor, or any structure of tensors and other objects.
-        mode: when an output is transferred: where it is made (`no_overlap`); while the next
-            micro-batch is computed, but for the last one of each device iteration
-            (`accumulation_loop`), or of each call (`device_iteration_loop`).
+        mode: `no_overlap` transfers an output when it is computed; the others while the next
+            micro-batch is computed. There is no overlap for the last micro-batch of each device
+            iteration (`accumulation_loop`) or of each call (`device_iteration_loop`).
 
     Returns:
         The same structure.

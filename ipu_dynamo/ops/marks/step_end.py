@@ -1,4 +1,4 @@
-"""Let models change a variable once in a step, behind its last micro-batch.
+"""Let models change a variable once in a step, after its last micro-batch.
 
 `ipu::write_at_step_end` is the mark, which `defer_writes` reads. `ipu::accumulation_weight` is
 1 / (k + 1) at micro-batch k of a step, which comes from the host. Outside of a program a step is
@@ -32,6 +32,6 @@ accumulation_weight_op = torch.ops.ipu.accumulation_weight.default
 def write_at_step_end(variable: Tensor, value: Tensor) -> None:
     """Give a parameter that is not trained, or a buffer, the value of a step's last micro-batch.
 
-    Whatever reads the variable in the step has read what it was before, also behind this call.
+    All readers in the step get the variable's old value, also those after this call.
     """
     write_at_step_end_op(variable, value)

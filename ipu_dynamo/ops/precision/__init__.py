@@ -1,5 +1,5 @@
 """Define operators in which half precision rounds as the machine does, and checks of floats.
 
-They stand for what an IPU computes and a CPU would not: sums of products in half, rounding at
-random.
+They repeat an IPU's arithmetic, which a CPU does not have: sums of products in half precision, and
+rounding at random.
 """

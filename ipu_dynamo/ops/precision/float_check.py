@@ -1,7 +1,7 @@
 """Define the operator that stops a program at a floating-point exception.
 
 Source: PopTorch user guide, "poptorch.options._PrecisionOptions.enableFloatingPointExceptions";
-IEEE 754, section 7, for what an exception is.
+IEEE 754, section 7, for the definition of exceptions.
 """
 
 from collections.abc import Sequence

@@ -1,11 +1,11 @@
 """Define products and convolutions of halves whose partial sums are kept in half precision.
 
-The reduction is cut into chunks of K elements: inside a chunk products are summed in float32, the
-sum of a chunk is rounded to float16, and these partials are added in order in float16, rounding
-each time. So 2 * P - 1 numbers are rounded for P chunks: the sum of every chunk, and the sum so far
-at every addition. Each of them is off by at most 2**-11 of its magnitude, or 2**-25 where it is
-subnormal, and the result by at most the sum of these errors, next to which those of float32 vanish.
-This approximates the machine, whose steps are finer.
+The reduction is cut into chunks of K elements. Products of a chunk are summed in float32, and the
+sum of a chunk is rounded to float16. These partials are added in order in float16, with a rounding
+after each addition. So 2 * P - 1 numbers are rounded for P chunks: the sum of every chunk, and the
+sum so far at every addition. Each of them is off by at most 2**-11 of its magnitude, or 2**-25 if
+it is subnormal. The error of the result is at most the sum of these errors; those of float32 are
+negligible. This approximates the machine, whose steps are finer.
 
 Source: PopTorch user guide, "poptorch.options._PrecisionOptions.setPartialsType".
 """
@@ -72,8 +72,8 @@ def _conv_input(
     groups: int,
     chunk: int,
 ) -> Tensor:
-    """What a convolution gives to its input of `shape`: one of the spread gradient, with the
-    kernel turned around."""
+    """The gradient for a convolution's input of `shape`: a convolution of the spread gradient
+    with the flipped kernel."""
     n, o, *places = gradient.shape
     kernel = weight.shape[2:]
     spread = gradient.new_zeros(
@@ -107,7 +107,7 @@ def _conv_weight(
     groups: int,
     chunk: int,
 ) -> Tensor:
-    """What a convolution gives to its weight of `shape`."""
+    """The gradient for a convolution's weight of `shape`."""
     columns, out = _columns(_padded(x, padding), shape[2:], stride, dilation, groups)
     places = gradient.shape[0] * prod(out)
     of_group = gradient.reshape(gradient.shape[0], groups, shape[0] // groups, -1)
@@ -130,7 +130,11 @@ def _places(sizes: Sizes, kernel: Sizes, stride: Sizes, dilation: Sizes) -> list
 def _columns(
     x: Tensor, kernel: Sizes, stride: Sizes, dilation: Sizes, groups: int
 ) -> tuple[Tensor, list[int]]:
-    """What the kernel sees at every place, [groups, n * out, c / groups * kernel], and out."""
+    """Gather the elements under the kernel at every place.
+
+    Returns:
+        These, `[groups, n * places, c / groups * kernel]`; the number of places in each dimension.
+    """
     n, c, *sizes = x.shape
     out = _places(sizes, kernel, stride, dilation)
     x = x.contiguous()
@@ -151,7 +155,7 @@ def _columns(
 
 
 def _channels_first(result: Tensor, n: int, out: Sizes) -> Tensor:
-    """[groups, n * out, o / groups] as [n, o, *out], dense: views behind it rely on that."""
+    """[groups, n * out, o / groups] as [n, o, *out]; dense, as later views rely on that."""
     groups, _, o = result.shape
     parts = result.reshape(groups, n, prod(out), o).permute(1, 0, 3, 2)
     return parts.reshape(n, groups * o, *out).contiguous()

@@ -1,4 +1,4 @@
-"""Know which types the machine does not have, and what carries their values instead."""
+"""Replace types that the machine does not have by the types that carry their values."""
 
 import warnings
 
@@ -21,12 +21,12 @@ def narrowed(tensor: Tensor) -> Tensor:
 
 
 def tell_of_lost_values(name: str, tensor: Tensor, carried: Tensor) -> bool:
-    """Warn if numbers of `tensor` are outside what the type of `carried`, its copy, can hold.
+    """Warn if numbers of `tensor` are outside the range of the type of `carried`, its copy.
 
-    Rounding is no loss. A copy with the same numbers costs some microseconds to look at.
+    Rounding is no loss. A copy with the same numbers is checked in some microseconds.
 
     Args:
-        name: what the tensor is, and what it is called.
+        name: kind and name of the tensor, the beginning of the warning.
 
     Returns:
         Whether there are such numbers.
@@ -52,6 +52,6 @@ def tell_of_lost_values(name: str, tensor: Tensor, carried: Tensor) -> bool:
 
 
 def _sums_up(tensor: Tensor) -> bool:
-    """Whether all numbers are finite, as one fast pass tells; a sum that overflows says nothing."""
+    """Whether the sum is finite, a fast check that all numbers are; a sum may also overflow."""
     half = tensor.dtype == torch.float16
     return bool(torch.isfinite(tensor.sum(dtype=torch.float32 if half else None)))

@@ -1,8 +1,8 @@
 """Let no signal's handler run in the middle of a block: it runs afterwards.
 
-Python runs handlers between any two operations of the main thread, and what they raise, such as
-`KeyboardInterrupt`, appears there. No signal is masked: the system delivers it, Python's handler
-notes it.
+Python runs handlers between any two operations of the main thread. An exception of a handler, such
+as `KeyboardInterrupt`, is raised there. No signal is masked: the system delivers it, Python's
+handler notes it.
 """
 
 import signal
@@ -102,8 +102,8 @@ _here = threading.local()
 def signals_wait() -> Iterator[None]:
     """Run one trace of PyTorch, or one within another, to its end before handlers run.
 
-    What a handler raises in the callbacks of PyTorch's dispatcher may end the process. A trace runs
-    code of the user's, which may take long: the second Ctrl-C does not wait.
+    An exception that a handler raises in a callback of PyTorch's dispatcher may end the process. A
+    trace runs the user's code, which may take long: the second Ctrl-C does not wait.
     """
     if getattr(_here, "waits", False):
         yield

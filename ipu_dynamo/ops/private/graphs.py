@@ -65,8 +65,12 @@ def code_on_demand() -> AbstractContextManager[None]:
 
 
 def erased_names(graph: fx.Graph) -> tuple[tuple[str, ...], dict[str, int]]:
-    """The names that a graph gives to no new node though no node has them, and how far it has
-    counted the names of a kind, where that is not what `reserve_names` gives by itself."""
+    """List the names of erased nodes, which the graph gives to no new node, and its counters.
+
+    Returns:
+        The names, and the last number of each base name. Counters that `reserve_names` restores
+        from the names alone are left out.
+    """
     names = graph._graph_namespace
     taken = set(names._used_names).difference(node.name for node in graph.nodes)
     erased = tuple(sorted(taken, key=_numbered))
@@ -104,7 +108,7 @@ def implementation(operator: OpOverload) -> Callable[..., Any]:
 
 
 def schema_of(operator: OpOverload) -> torch.FunctionSchema:
-    """The arguments and results of an operator, with what it writes."""
+    """The arguments and results of an operator, and the arguments that it writes."""
     return operator._schema
 
 
@@ -119,7 +123,7 @@ def with_device(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) 
 
 
 def pytorch_compile_lock() -> threading.RLock:
-    """What PyTorch holds while `torch.compile` captures and compiles, in any thread."""
+    """The lock that PyTorch holds while `torch.compile` captures and compiles, in any thread."""
     from torch._dynamo.convert_frame import compile_lock  # Dynamo: a second to import
 
     return compile_lock
@@ -135,10 +139,10 @@ def tracing_here() -> Iterator[None]:
     The modes that record before autograd are the whole process's in PyTorch. A thread that leaves
     all modes for a while, as for a copy of weights, would leave those of the thread that traces.
 
-    PyTorch notes that there is a trace for the whole process, and every compiled function refuses
-    to be called then. Here the code that notes it has other globals. With them it leaves
-    `nn.Module` as it is, too: what it would replace there does nothing in such a trace, and
-    replacing it takes a millisecond where there are a thousand classes of modules.
+    PyTorch notes for the whole process that a trace runs, and compiled functions refuse calls in
+    that time. Here PyTorch's code runs with globals of its own, so the note is not seen elsewhere.
+    With them it also leaves `nn.Module` unpatched: the patches have no effect in such a trace, and
+    take a millisecond for a thousand classes of modules.
     """
     shared = _symbolic_trace.Tracer.trace
     plain = unwrap(shared)  # Dynamo wraps it

@@ -35,7 +35,7 @@ def nested_lock() -> threading.RLock:
 
 
 def compile_lock() -> threading.RLock:
-    """What a thread holds while it traces or compiles; it may take the lock again.
+    """The lock that a thread holds while it traces or compiles; it may take the lock again.
 
     Tracing replaces names of PyTorch and enters modes that are the whole process's, and Inductor
     writes to folders that its environment names. It is PyTorch's own lock, so that
@@ -60,7 +60,7 @@ def callers() -> tuple[int, ...]:
 
 
 def caller() -> int:
-    """The number of the thread whose call this is: a worker's is the one that waits for it."""
+    """The number of this thread; for a worker, that of the thread that waits for it."""
     above = getattr(_here, "callers", None)
     return above[-1] if above else threading.get_ident()
 

@@ -50,7 +50,7 @@ def set_decomposition(
     operator: torch._ops.OpOverload | MissingOperator,
     make: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> None:
-    """Replace what tells an operator's shapes, and what compilers write for it.
+    """Replace an operator's decomposition, which also computes its shapes.
 
     Args:
         make: of the decomposition that there is, the one to be.
@@ -127,9 +127,9 @@ _CUSTOM_PASSES = (  # settings that `save_config_portable` leaves out
 
 
 def custom_pass_names() -> tuple[object, ...] | None:
-    """What the passes that a user gave to Inductor say of themselves, by `uuid()`.
+    """The identifiers, by `uuid()`, of the passes that a user gave to Inductor.
 
-    None where one of them says nothing: a plain function, or a pass whose `uuid` is None.
+    None if one of them has no identifier: a plain function, or a pass whose `uuid` is None.
     """
     from torch._inductor.codegen.common import custom_backend_passes  # takes a second to import
 

@@ -1,4 +1,4 @@
-"""Name the strings by which PyTorch's internals say something in a graph. Checked on 2.13.0."""
+"""Name the strings that PyTorch's internals write into graphs. Checked on 2.13.0."""
 
 # Keys of node.meta
 CUSTOM = "custom"  # what users annotate: AOTAutograd copies it to every node that it makes
@@ -22,7 +22,7 @@ GRADIENT_SUM = "Gradient addition node"  # after the source line of a sum of gra
 INPUTS = "primals_"  # AOTAutograd's names of the inputs of a joint graph begin so
 TANGENTS = "tangents_"  # its names of the gradients of results begin so
 
-# Keys of node.meta that say nothing of what is computed, or say it once more
+# Keys of node.meta that do not change the computation, or only repeat other facts of the node
 NOTES = frozenset(
     {
         "eager_input_vals",

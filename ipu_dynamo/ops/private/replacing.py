@@ -1,6 +1,6 @@
-"""Replace names of PyTorch for a while, so that other threads find what they had before.
+"""Replace names of PyTorch in one thread for a while; other threads see the original.
 
-Who replaces holds `compile_lock`, so that names that are replaced twice come back in order.
+Hold `compile_lock` around a replacement, so that names replaced twice are restored in order.
 """
 
 import threading
@@ -45,7 +45,7 @@ class TrueInThisThread:
 def in_this_thread(
     function: Callable[..., Any], original: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """What calls `function` in the thread that calls this, and `original` in all others."""
+    """Make a callable that is `function` in this thread, and `original` in all others."""
     is_here = TrueInThisThread()
 
     @wraps(original)
@@ -73,7 +73,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        if vars(owner).get(name) is value:  # only what was put there is taken away
+        if vars(owner).get(name) is value:  # remove only this replacement
             _put_back(owner, name, before, own)
         else:
             is_here = getattr(value, "is_here", value)
@@ -91,10 +91,10 @@ def _put_back(owner: Any, name: str, before: Any, own: bool) -> None:
 
 
 class _Replacement:
-    """A function in place of a class's own; once it has ended, who reads it removes it.
+    """A function in place of a class's own; the first read after its end removes it.
 
     Attributes:
-        original: what it replaced, and whether that was the class's own; None before it ends.
+        original: the replaced value, and whether the class itself had it; None before it ends.
     """
 
     def __init__(self, owner: type, name: str, function: Callable[..., Any]) -> None:

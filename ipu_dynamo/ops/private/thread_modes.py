@@ -12,8 +12,8 @@ _NOTHING = nullcontext()
 class KeptGradMode:
     """A block around one of `torch.no_grad()`.
 
-    That alone leaves gradients off where a handler raises behind the line that switches them off,
-    or before they are on again at its end. One signal cannot keep both blocks from switching back.
+    If a signal's handler raises right after `no_grad` has switched gradients off, or before they
+    are on again, they stay off. One signal cannot keep both blocks from restoring them.
     """
 
     def __init__(self) -> None:
@@ -27,11 +27,11 @@ class KeptGradMode:
 
 
 def recorded_casts_only() -> AbstractContextManager[object]:
-    """Keep the caller's autocast from casting again what a trace has recorded with its casts.
+    """Switch the caller's autocast off: a trace has recorded the casts already.
 
     A model may switch autocast off for a part of itself. In the graph that part is an operator
-    without casts, which autocast would take for one that wants them. To switch it off takes
-    microseconds, so that is done only where it is on.
+    without casts, to which autocast would add some. Switching it off takes microseconds, so that
+    is done only if it is on.
     """
     if not torch._C._is_any_autocast_enabled():
         return _NOTHING

@@ -1,4 +1,4 @@
-"""Define operators of recurrent layers: how they are registered, and what they cost.
+"""Register operators of recurrent layers, their shapes, gradients and costs.
 
 All take `x [steps, batch, inputs]` and the weights `wi [gates, inputs]` and `wh [gates, outputs]`
 under these names. The one named `..._backward` computes the gradients of the one named `...`.
@@ -48,7 +48,7 @@ def define_gradient(
     """
 
     def setup_context(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
-        ctx.set_materialize_grads(False)  # else zeros for states that nobody reads join the graph
+        ctx.set_materialize_grads(False)  # else unread states add zeros to the graph
         setup(ctx, inputs, output)
 
     def backward(ctx: Any, *of_results: Tensor | None) -> tuple[Tensor | None, ...]:

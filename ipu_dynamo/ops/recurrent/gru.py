@@ -1,8 +1,8 @@
 """Define `ipu::gru` and its backward operator: one layer in one direction.
 
 Shapes: `x [steps, batch, inputs]`, `h [batch, cells]`, `wi [3 cells, inputs]`,
-`wh [3 cells, cells]`. Saved of each step are the gates r, z, n as PyTorch orders them, after
-their activations, and what the state gives to n before r scales it.
+`wh [3 cells, cells]`. Forward saves two things of each step: the gates r, z, n in PyTorch's order,
+after their activations, and the state's contribution to n before r scales it.
 
 Source: PyTorch's documentation of `torch.nn.GRU`.
 """
@@ -87,7 +87,7 @@ def _backward(
     dh = torch.zeros_like(h) if of_hy is None else of_hy
     earlier = steps.before(out, h)
     r, z, n, hn = gates.chunk(4, 2)
-    # What one number of the gradients is multiplied by does not depend on other steps.
+    # The factors of the gradients do not depend on other steps: compute them for all at once.
     of_n = (1 - z) * (1 - n * n)
     of_r, of_z = of_n * hn * r * (1 - r), (earlier - n) * z * (1 - z)
     factors = torch.stack((of_r, of_z, of_n * r), 2)

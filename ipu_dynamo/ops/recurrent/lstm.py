@@ -101,7 +101,7 @@ def _backward(
     dc = torch.zeros_like(c) if of_cy is None else of_cy
     tanh = cells.tanh()
     i, f, g, o = gates.chunk(4, 2)
-    # What one number of the gradients is multiplied by does not depend on other steps.
+    # The factors of the gradients do not depend on other steps: compute them for all at once.
     of_cell = torch.stack(
         (g * i * (1 - i), steps.before(cells, c) * f * (1 - f), i * (1 - g * g)), 2
     )

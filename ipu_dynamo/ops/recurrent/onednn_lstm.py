@@ -20,7 +20,7 @@ _LAYER = "Tensor x, Tensor h, Tensor c, Tensor wi, Tensor wh, Tensor? bi, Tensor
 
 @cache
 def workspace_nbytes(steps: int, batch: int, inputs: int, cells: int) -> int:
-    """How large the workspace of a layer is here, as one run of it tells."""
+    """Measure the size of a layer's workspace on this machine, by running it once."""
     sizes = (steps, batch, inputs), (batch, cells), (batch, cells)
     weights = (4 * cells, inputs), (4 * cells, cells)
     tensors = [torch.zeros(size) for size in (*sizes, *weights)]

@@ -75,7 +75,7 @@ def _backward(
     of_out, of_hy = widened(of_out, of_hy)
     x, h, wi, wh, out = map(wide, (within(x, inside), h, wi, wh, out))
     dh = torch.zeros_like(h) if of_hy is None else of_hy
-    # What one number of the gradients is multiplied by does not depend on other steps.
+    # The factors of the gradients do not depend on other steps: compute them for all at once.
     factors = (
         1 - out * out if activation == "tanh" else torch.where(out <= 0, 0.0, torch.ones_like(out))
     )

@@ -1,8 +1,8 @@
 """Walk the steps of a recurrent layer, and share what its kinds have in common.
 
-Sequences may have lengths of their own: at steps that a sequence does not have its state stays, and
-its output is 0. So the state after the last step of the walk is that after each sequence's own last
-one, and a reversed walk begins each sequence at its own end.
+Sequences may have lengths of their own: after the end of a sequence its state stays, and its output
+is 0. So the final state of the walk is each sequence's state after its own last step, and a
+reversed walk begins each sequence at its own end.
 
 Halves are computed in float32; what leaves an operator is rounded once.
 """
@@ -77,7 +77,7 @@ def kept(new: Tensor, old: Tensor, inside: Tensor | None) -> Tensor:
 
 
 def within(values: Tensor, inside: Tensor | None) -> Tensor:
-    """`values` at the steps that sequences have, 0 at others, whatever is there."""
+    """`values` at the steps that sequences have, 0 at others, even in place of NaN."""
     return values if inside is None else torch.where(inside, values, 0)
 
 
@@ -88,7 +88,7 @@ def memory(steps: int, like: Tensor, saves: bool) -> Tensor:
 
 
 def of_inputs(x: Tensor, weight: Tensor, *biases: Tensor | None) -> Tensor:
-    """What all inputs give to the gates, in one product: `[steps, batch, gates]`."""
+    """The contribution of all inputs to the gates, in one product: `[steps, batch, gates]`."""
     rows = x.reshape(-1, x.shape[2])
     some = [bias for bias in biases if bias is not None]
     result = torch.addmm(sum(some[1:], some[0]), rows, weight.t()) if some else rows @ weight.t()
