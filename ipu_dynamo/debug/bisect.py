@@ -64,9 +64,9 @@ class Difference:
     """The first place where a program differs from the model.
 
     Args:
-        step: what made the difference: a pass, the engine, or the trace.
+        step: the origin of the difference: a pass, the engine, or the trace.
         operator: the operator that computes another value.
-        source: the line of the model behind it.
+        source: its line in the model.
         instruction: the instruction of the program that runs it.
         error: the largest difference, relative to the largest expected number.
         repro: a program that shows the difference alone; None where only the model itself can.
@@ -101,9 +101,9 @@ def bisect(
 ) -> Difference | None:
     """Run a model's program beside eager PyTorch, and find the first operator that differs.
 
-    The model is traced; the graph that each pass leaves is computed operator by operator with
-    eager PyTorch and compared with the one before; then the program runs call by call on the
-    engine. So what is compared at the end goes back to the model. Nothing of the model changes.
+    The model is traced. Eager PyTorch computes the graph after each pass, operator by operator, and
+    the values are compared with those before the pass. Then the program runs call by call on the
+    engine. So the last comparison is, step by step, one with the model. The model does not change.
 
     Args:
         model: a module or a function on tensors.
@@ -151,7 +151,7 @@ _Found = tuple[Difference, Repro | None]
 
 
 class _Search:
-    """One search: the program, its snapshots, and what they compute."""
+    """One search: the program, its snapshots, and their values."""
 
     def __init__(
         self,
@@ -311,7 +311,7 @@ def _text(node: fx.Node) -> str:
 
 
 def _run(model: Model, arguments: Arguments) -> list[Any]:
-    """What the model itself returns, flat; it works on copies of its tensors."""
+    """Run the model itself on copies of its tensors; return its results, flat."""
     held = named_tensors(model)
     copies = {id(tensor): tensor.detach().clone() for _, tensor in held}
     args, kwargs = arguments.rebuild([tensor.detach().clone() for tensor in arguments.tensors])

@@ -35,9 +35,9 @@ def mismatch(
 ) -> Mismatch | None:
     """The first node of `after` that differs from its counterpart in `before`.
 
-    Nodes correspond by name, or when the graph was differentiated in between by the traced node
-    that they were made from. What depends on random numbers that are drawn otherwise in `after`
-    is left out.
+    Nodes correspond by name. If the graph was differentiated in between, they correspond by the
+    traced node that they were made from. Values that depend on random numbers are left out if
+    `after` draws these in another way.
     """
     same: dict[fx.Node, fx.Node] = {}
     wrong: list[tuple[fx.Node, fx.Node]] = []
@@ -91,8 +91,11 @@ def _counterparts(
 
 
 def _changed_in_place(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """Nodes in whose memory an operator writes: with the backward pass come graphs without such
-    operators, in which nodes of the same origin stand for other moments."""
+    """Nodes whose memory an operator writes.
+
+    Differentiation removes such operators: nodes of the same origin then hold the value at another
+    time, and cannot be compared.
+    """
     memory: dict[fx.Node, fx.Node] = {}
     written: set[fx.Node] = set()
     for node in nodes:
@@ -124,15 +127,15 @@ def _innermost(
 def faulty_backward(
     gradients: Mapping[fx.Node, Tensor], after: Snapshot, new: Values, rtol: float | None
 ) -> fx.Node | None:
-    """The operator with which gradients become wrong, the first that is computed.
+    """Find the first operator of the backward pass with a wrong gradient.
 
     Args:
         gradients: of the loss with respect to the values of the graph before.
 
     Returns:
-        A node of the graph before, whose backward is wrong: it reads a value whose gradient is
-        nowhere in the backward pass, while that of its own result is. Or a node of `after` that
-        comes between two such operators. None when the fault is behind all values in between.
+        A node of the graph before whose backward is wrong: the backward pass has the right gradient
+        of its result, and not that of a value that it reads. Or a node of `after` between two such
+        operators. None if all gradients of values in between are right.
     """
     backward = [node for node in after.by_name.values() if node.meta.get(BACKWARD)]
 

@@ -50,10 +50,10 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class Repro:
-    """What a repro holds.
+    """The parts of a repro, a program that shows a difference.
 
     Args:
-        text: what was found, for its docstring.
+        text: the finding, for its docstring.
         expected, found: sources of two functions with these names.
         expected_names, found_names: names of the tensors that they take, in order.
         imports: further lines before the functions.

@@ -1,4 +1,4 @@
-"""Make repros of what a search found, and make sure that they show it."""
+"""Make repros of the differences that a search found, and check that they show them."""
 
 from collections.abc import Mapping
 from functools import partial

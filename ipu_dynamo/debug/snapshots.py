@@ -29,7 +29,7 @@ class Snapshot:
         differentiated: forward and backward are in it.
         graph: shares the fake values with the capture, and nothing else.
         by_name: the copied nodes, by the names of the originals.
-        roles: of placeholders; `outputs`: of what is returned.
+        roles: of placeholders; `outputs`: of results.
         loss: the node to differentiate, while it is known and not yet differentiated.
         tensors: of parameters, buffers and constants.
     """
@@ -68,14 +68,15 @@ def origin(node: fx.Node) -> str | None:
 
 
 class PassWatcher:
-    """Takes a copy of what is there before the first pass and after each, for a `PassManager`.
+    """Copies the graph before the first pass and after each one, for a `PassManager`.
 
     Args:
         start: the gradient of the loss that the backward pass begins with.
         snapshots: of the whole graph.
         last: the whole graph that the last of them is a copy of.
-        parts: of the graphs of stages, by the pass that left them so.
-        programs: what passes made from then on; they copy what they rewrite.
+        parts: copies of the stages' graphs after each pass, with its name.
+        programs: of each later pass, its name and its program; these passes change no program in
+            place.
     """
 
     def __init__(self, start: float = 1.0) -> None:
@@ -131,7 +132,7 @@ def _copy(capture: Capture, made_by: str, start: float) -> Snapshot:
 
 
 def _begun(graph: fx.Graph, tangent: fx.Node, start: float) -> fx.Node:
-    """Put what the backward pass is going to begin with in place of the gradient of the loss."""
+    """Replace the placeholder of the loss's gradient by the constant that backward begins with."""
     value = tangent.meta["val"]
     with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
         begin = graph.call_function(
@@ -159,7 +160,7 @@ class _Recorder(fx.Interpreter):
 
 
 def arguments(snapshot: Snapshot, given: Mapping[str, Tensor]) -> list[Tensor]:
-    """Own copies of what the graph's placeholders get, in their dtypes."""
+    """Copy the arguments of the graph's placeholders, in their dtypes."""
     return [
         (given[role.name] if role.name in given else snapshot.tensors[role.name])
         .detach()
@@ -183,7 +184,7 @@ def compute(snapshot: Snapshot, given: Mapping[str, Tensor]) -> dict[fx.Node, An
 
 @dataclass(frozen=True)
 class EagerGradients:
-    """What eager autograd gives: for trained parameters by name, and for values in between."""
+    """Gradients of eager autograd: of trained parameters by name, and of values in between."""
 
     parameters: Mapping[str, Tensor]
     values: Mapping[fx.Node, Tensor]

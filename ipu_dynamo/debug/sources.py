@@ -23,8 +23,8 @@ def cut(
     """A graph that computes `target` from the values of `stops`, and those it needs, in order.
 
     Args:
-        named: what a needed node is called.
-        whole: start at the placeholders, with all that happens before `target`.
+        named: gives the name of a node in the new graph.
+        whole: start at the placeholders, with all operators before `target`.
     """
     targets = target if isinstance(target, tuple) else (target,)
     original = targets[0].graph

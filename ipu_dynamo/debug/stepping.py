@@ -1,4 +1,4 @@
-"""Run a program call by call, and compare what each call gives with what it should give."""
+"""Run a program call by call, and compare each call's results with the expected ones."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class WrongCall:
         given: its arguments, before the call.
         name: of the wrong value.
         found, expected: that value.
-        engine: the engine computes another value than its function says.
+        engine: the fault is the engine's: its value differs from that of the function's operators.
     """
 
     call: Call
@@ -54,7 +54,7 @@ class WrongCall:
 
 
 def expected_values(capture: Joint, last: Snapshot, values: Values) -> dict[str, Tensor]:
-    """What each name in the program should hold, from the graph that it was made of."""
+    """The expected value of each name in the program, from the graph that it was made of."""
     expected: dict[str, Tensor] = {}
     for node in capture.graph.graph.nodes:
         value = values.get(last.by_name.get(node.meta.get(NAME), node))
@@ -76,7 +76,7 @@ def first_wrong_call(
     expected: Mapping[str, Tensor],
     rtol: float | None,
 ) -> WrongCall | None:
-    """Run one micro-batch on `engine`; the first call that does not give what it should."""
+    """Run one micro-batch on `engine`; return the first call with an unexpected result."""
     values = _first_values(program, last, given)
     sums = {variable.name for variable in program.variables if variable.kind == "accumulator"}
     ends = {name: call for call in program.calls for name in sums.intersection(call.arguments)}
@@ -104,11 +104,11 @@ def step_of_wrong_call(
     expected: Mapping[str, Tensor],
     rtol: float | None,
 ) -> str:
-    """The pass that left functions which do not compute what they should.
+    """Name the first pass after which a function computes an unexpected value.
 
     Args:
-        steps: what each pass left of the graphs of stages; `programs`: of the program, and then of
-            what runs for it.
+        steps: the stages' graphs after each pass, with its name.
+        programs: the program, and then its host programs, after each pass.
     """
     _, program = programs[0]
     for name, partitioned in steps:
@@ -134,7 +134,7 @@ def step_of_wrong_call(
 
 
 def apply_writes(part: Part, values: Mapping[str, Tensor]) -> None:
-    """Do what a part writes; `values` have its results, and the variables."""
+    """Carry out a part's writes; `values` have its results, and the variables."""
     _write(values, [Write(w.target, w.value, w.rule, w.weight) for w in part.writes])
 
 
@@ -157,7 +157,7 @@ def _compared(
     values: Mapping[str, Tensor],
     expected: Mapping[str, Tensor],
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """What a call returns or writes, with what it should be: name, value, and expected value.
+    """List the values that a call returns or writes: name, value, and expected value.
 
     Args:
         before: its arguments before the call.
@@ -176,11 +176,11 @@ def _compared(
 def first_wrong_operator(
     wrong: WrongCall, engine: Engine, rtol: float | None
 ) -> tuple[fx.Node, Tensor, Tensor] | None:
-    """The first operator of a function that the engine computes otherwise; found and expected.
+    """The first operator of a function with a wrong value on the engine; found and expected.
 
-    All operators are made results of the function, in one compilation. If then all agree, because
-    the engine keeps what it overwrote before, one operator at a time is the result, in a binary
-    search; None if that finds nothing either.
+    One compilation makes all operators results of the function. This may hide the fault, as the
+    engine then keeps values that it overwrote before. If so, a binary search makes one operator at
+    a time the result. None if that finds nothing either.
     """
     watched = [node for node in wrong.function.operators if _gives_new_tensor(node)]
     for node, found, expected in _computed(wrong, engine, watched):
@@ -202,7 +202,7 @@ def first_wrong_operator(
 def _computed(
     wrong: WrongCall, engine: Engine, watched: Sequence[fx.Node]
 ) -> list[tuple[fx.Node, Tensor, Tensor]]:
-    """What the engine and eager PyTorch compute for some operators, made results of a function."""
+    """Compute some operators as results of a function, on the engine and by eager PyTorch."""
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     graph.graph_copy(wrong.function.graph.graph, copies)
     graph.output(tuple(copies[node] for node in watched)).meta["val"] = None
@@ -221,10 +221,10 @@ def _computed(
 def _calls(
     program: Program, engine: Engine, values: dict[str, Tensor]
 ) -> Iterator[tuple[Call, Function, Stage]]:
-    """Do what moves values, and stop at each call.
+    """Carry out moves and writes of a program, and stop at each call.
 
-    A program is read here as it says, by names, and not by the runtime's interpreter: that runs
-    only what `InlineWrites` has made of it, and would hide a fault of that pass, or of its own.
+    The runtime's interpreter would not do: it runs only host programs, after `InlineWrites`, and
+    would hide a fault of that pass, or one of its own. Values are looked up by their names here.
     """
     functions = {f.name: (f, _stage_of(f, engine)) for f in program.functions}
     parts = sections(program)
@@ -254,7 +254,7 @@ def _first_values(
         role.name: tensor
         for role, tensor in zip(last.roles.values(), arguments(last, given), strict=True)
     }
-    held = {**given, **held}  # what the cut into stages adds is only given
+    held = {**given, **held}  # inputs that the cut into stages adds are only in `given`
     values = {f"host.{stream.name}": held[stream.name] for stream in program.inputs}
     for variable in program.variables:
         if variable.kind == "accumulator":

@@ -67,7 +67,7 @@ def allowed(found: Tensor, expected: Tensor, rtol: float | None) -> float:
 
 
 def differ(found: Any, expected: Any, rtol: float | None) -> bool:
-    """Whether tensors differ by more than rounding; False for what are no tensors."""
+    """Whether tensors differ by more than rounding; other values are not compared."""
     pairs = zip(tensors(found), tensors(expected), strict=True)
     return any(_error(ours, theirs) > allowed(ours, theirs, rtol) for ours, theirs in pairs)
 

@@ -1,7 +1,7 @@
-"""Model an IPU's memory and cycles: predict from a program alone what an IPU system would need.
+"""Predict a program's memory and cycles on an IPU system, from the program alone.
 
-A prediction reads the program and nothing of this computer; it runs nothing and makes no tensor.
-Every number of the model has a unit, a source and a mark of how sure it is.
+A prediction does not depend on this computer. It runs nothing and makes no tensor. Every number of
+the model has a unit, a source and a mark of how sure it is.
 """
 
 from ipu_dynamo.machine.figure import Figure

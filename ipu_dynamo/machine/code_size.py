@@ -48,8 +48,8 @@ def code_size(
     """Estimate the code of an IPU.
 
     Args:
-        operators: that it runs in micro-batches, with their costs.
-        around: rows of what it computes around them.
+        operators: those of the micro-batches, with their costs.
+        around: rows of the work around the micro-batches.
     """
     codelets: set[object] = set()
     kinds: dict[object, Cost] = {}

@@ -1,8 +1,8 @@
 """Write frozen dataclasses as JSON and read them back, as the types of their fields say.
 
 A dataclass is an object. A tuple of dataclasses is an object, too, with a list for each field:
-names are written once, not for each entry. Reading trusts nothing: whatever does not have the
-types of the fields is refused, with the place where it stands. Equal values give equal bytes.
+names are written once, not for each entry. Reading refuses every value whose type differs from that
+of its field, and names its place. Equal values give equal bytes.
 """
 
 import json

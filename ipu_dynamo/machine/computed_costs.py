@@ -56,7 +56,7 @@ class ComputedCosts:
     Args:
         functions: of traced updates, by name.
         type_of: the type of a value or variable, as a replica holds it there.
-        shards: in how many a gradient is that a replica computes with, by its name.
+        shards: the number of shards of a gradient over replicas, by its name.
     """
 
     resources: Resources
@@ -65,7 +65,7 @@ class ComputedCosts:
     shards: Mapping[str, int]
 
     def price(self, computed: Computed) -> Cost:
-        """Price what an instruction computes over one variable or value."""
+        """Price an instruction's arithmetic over one variable or value."""
         if computed.function is not None:
             return self._function(computed.function, self.shards.get(computed.over, 1))
         held = self.held(computed.over)
@@ -78,7 +78,7 @@ class ComputedCosts:
         return basics.elementwise(elements, held.dtype, per_vector, self.resources)
 
     def held(self, name: str) -> TensorType:
-        """The type of what a replica computes with: the whole, or its shard."""
+        """The type of the tensor that a replica computes with: the whole one, or its shard."""
         type_, shards = self.type_of(name), self.shards.get(name, 1)
         return type_.shard(shards) if shards > 1 else type_
 
@@ -95,7 +95,7 @@ class ComputedCosts:
         return cost
 
     def _function(self, name: str, shards: int) -> Cost:
-        """The operators of a traced update, over a shard of what they compute with."""
+        """Price the operators of a traced update, over a shard of their tensors."""
         operators, inputs = self._listed[name]
         parts = [_part(operator, shards) for operator in operators]
         costs = price_call(parts, [Argument()] * inputs, self.resources)

@@ -1,8 +1,9 @@
 """Predict the memory of each IPU at each step of a program, and whether the program fits.
 
-A tile holds what is always live, what is live at a step, the temporary bytes of the operator there,
-and code. Code is an estimate, so bytes are an interval: a program *fits* if the fullest tile has
-room for the high estimate, is *tight* if only for a lower one, and else *does not fit*.
+A tile holds the tensors that are always live, those live at a step, the temporary bytes of the
+step's operator, and code. Code is an estimate, so bytes are an interval. A program *fits* if the
+fullest tile has room for the high estimate, is *tight* if only for a lower one, and else *does not
+fit*.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +48,8 @@ def memory_of(costs: StepCosts) -> tuple[tuple[IpuMemory, ...], MemoryVerdict]:
     """Predict the memory of each IPU, and say whether the program fits.
 
     Args:
-        costs: of a step; what they say of updates counts for code, once a schedule has used it.
+        costs: of a step. Read the step's time first: this adds the rows of updates, which need
+            code, too.
     """
     resources = Resources(costs.system.ipu, io_tiles=costs.program.io_tiles)
 

@@ -1,4 +1,4 @@
-"""Predict what a program needs on a system of IPUs."""
+"""Predict the time and memory of a program on a system of IPUs."""
 
 import logging
 from collections import Counter
@@ -58,7 +58,7 @@ def predict_program(
         options: that the program was made with, for readers.
 
     Raises:
-        OptionError: no such machine, or it has too few IPUs.
+        OptionError: the machine is unknown, or has too few IPUs.
     """
     system = system_of(machine)
     system.check(program.replicas * program.num_ipus)
@@ -192,7 +192,7 @@ def _partials(weighted: Weighted) -> tuple[str, ...]:
 
 
 def _rows_of_input(program: Program) -> int:
-    """The rows of a micro-batch of the first host input; 0: there is none."""
+    """The rows of a micro-batch of the first host input; 0 without host inputs."""
     streams = [stream for stream in program.inputs if stream.source == "host"]
     if not streams:
         return 0

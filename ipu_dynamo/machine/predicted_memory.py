@@ -1,4 +1,4 @@
-"""Define what a prediction says of the memory of an IPU, and whether the program fits.
+"""Define the part of a prediction about an IPU's memory, and its verdict.
 
 All bytes are of one replica. Fields named after a list hold positions in it.
 """
@@ -60,7 +60,7 @@ class MemoryBlock:
 
     Args:
         block: position in `blocks`.
-        activations, temporaries: bytes on the IPU at each step, without what the calls hold.
+        activations, temporaries: bytes on the IPU at each step, without the calls' held values.
         lifetimes: of the values that the block makes or reads.
     """
 
@@ -106,7 +106,7 @@ class PeakTensor:
 
     Args:
         nbytes: of all its copies.
-        maker, reader: the operator that makes it, and the last one that reads it; or what it is.
+        maker, reader: the operator that makes it, and the last one that reads it; or its kind.
         line: of its maker, or empty.
     """
 

@@ -1,4 +1,4 @@
-"""Define what a prediction says of operators: costs of distinct ones, and the calls that run them.
+"""Define the part of a prediction about operators: costs, and calls that run them.
 
 All cycles are whole tile cycles, so that sums are exact. Fields named after a list of the
 prediction hold positions in it.
@@ -17,7 +17,7 @@ Where = Literal["forward", "backward", "around"]  # a pass, or the work around t
 
 @dataclass(frozen=True, slots=True)
 class Cycles:
-    """Cycles of operators, by what an IPU does."""
+    """Cycles of operators, by the kind of work."""
 
     compute: int = 0
     exchange: int = 0
@@ -73,7 +73,7 @@ class OperatorRow:
     """Operators that are equal in name, types, line, direction and cost.
 
     Args:
-        operator: its name with the overload, `aten.mm.default`, or what an instruction does.
+        operator: its name with the overload, `aten.mm.default`, or an instruction and its action.
         operands, results: types, such as `f16[8,16]`.
         line: the user's source line, or empty.
         cycles: of one run.
@@ -85,7 +85,7 @@ class OperatorRow:
         steps: serial steps of a product.
         known: whether there is a formula for it.
         uses: where it runs.
-        warning: what was assumed, or why no plan fits its share of memory; or empty.
+        warning: an assumption of the price, or why no plan fits its share of memory; or empty.
     """
 
     operator: str
@@ -120,7 +120,7 @@ class OperatorRow:
 
 @dataclass(frozen=True, slots=True)
 class OperatorBlock:
-    """What a function runs, once for all calls that run the same.
+    """The operators that a function runs; calls that run the same ones share a block.
 
     Args:
         function: name of the first such function.
@@ -137,7 +137,7 @@ class CallRow:
 
     Args:
         name: of its stage pass, such as `0F`.
-        block: what it runs, a position in `blocks`.
+        block: its operators, a position in `blocks`.
         cycles: of one run.
     """
 

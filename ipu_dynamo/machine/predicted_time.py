@@ -1,4 +1,4 @@
-"""Define what a prediction says of time: the cycles of an IPU in a step, and the step's timeline.
+"""Define the part of a prediction about time: an IPU's cycles, and the timeline.
 
 All cycles are whole tile cycles, so that sums are exact.
 """
@@ -35,7 +35,7 @@ class IpuCycles:
         off_chip: loads and stores, likewise.
         replicas: collectives, within micro-batches and around them.
         update: clipping and updates.
-        host: what the host does for each update.
+        host: the host's work for each update.
         idle: the IPU waits for others.
     """
 

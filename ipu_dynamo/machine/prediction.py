@@ -20,7 +20,7 @@ VERSION = 1  # of the JSON form; raised when a field is added, renamed or remove
 
 @dataclass(frozen=True, slots=True)
 class IpuPrediction:
-    """What an IPU of a replica does in a step, and what it holds."""
+    """The cycles of an IPU of a replica in a step, and its memory."""
 
     cycles: IpuCycles
     memory: IpuMemory
@@ -87,7 +87,7 @@ class Prediction:
         num_ipus, replicas, num_stages: of the program.
         micro_batches: of each replica in a step.
         device_iterations: steps in a call.
-        micro_batch_rows: rows of the first host input; 0: there is none.
+        micro_batch_rows: rows of the first host input; 0 without host inputs.
         dtypes: machine dtypes of the parameters, most bytes first.
         partials: kinds of the products, such as `16.32`, most cycles first.
         clock: cycles in a second.
@@ -100,7 +100,7 @@ class Prediction:
         timeline: the sections of a step, in order.
         marks: shares of cycles by mark.
         unknown: operators without a formula.
-        notes: what the prediction leaves out, for readers.
+        notes: effects that the prediction leaves out, for readers.
         machine: the constants of the system.
     """
 
@@ -177,7 +177,7 @@ def _without_lines(value: Any) -> Any:
 
 
 def _positions(prediction: Prediction) -> Iterator[tuple[str, int, int]]:
-    """What each position in a list is, the position, and how long the list is."""
+    """List all positions of a prediction: meaning, value, and length of the list."""
     operators, blocks = len(prediction.operators), len(prediction.blocks)
     calls, ipus = len(prediction.calls), len(prediction.ipus)
 

@@ -31,8 +31,8 @@ def operator_cost(
 
         operator_cost("aten.mm.default", ["f16[1024,1024]", "f16[1024,4096]"], "bow")
 
-    Operands are results of other operators, so none is a weight. The column `relayout` has what a
-    product costs besides if its operands lie otherwise than it reads them.
+    Operands are results of other operators, so none is a weight. The column `relayout` is the extra
+    cost of a product whose operands have another layout than it reads.
 
     Args:
         name: with the overload, as programs print it.

@@ -43,7 +43,7 @@ class WorkItem:
 
     Args:
         operators: its cycles in columns, of calls and writes.
-        call: its position among the calls; -1: it is none.
+        call: its position among the calls; -1 for other work.
     """
 
     ipu: int
@@ -56,7 +56,7 @@ class WorkItem:
 
 @dataclass(frozen=True, slots=True)
 class PassWork:
-    """What a stage pass does for a micro-batch, except for host transfers and copies."""
+    """The work of a stage pass for a micro-batch, except for host transfers and copies."""
 
     name: str
     ipu: int
@@ -114,7 +114,7 @@ class StepCosts:
 
     @cached_property
     def call_rows(self) -> tuple[CallRow, ...]:
-        """The same as what a prediction says of them."""
+        """The calls in program order, as rows of a prediction."""
         names = [name for name, instructions in self._named_passes for i in instructions
                  if isinstance(i, Call)]  # fmt: skip
         return tuple(
@@ -161,7 +161,7 @@ class StepCosts:
         return tuple(move for move in moves if move.route == "host")
 
     def around(self, instructions: Sequence[Plain]) -> tuple[WorkItem, ...]:
-        """What IPUs do before or after the micro-batches of a step."""
+        """The work of IPUs before or after the micro-batches of a step."""
         items: list[WorkItem] = []
         hidden: Counter[int] = Counter()
         for instruction in instructions:
@@ -180,7 +180,7 @@ class StepCosts:
         return Cycles.sum(self.rows.rows[row].cycles for row in priced.rows)
 
     def resources(self, ipu: int) -> Resources:
-        """What an IPU has for operators."""
+        """The resources of an IPU for operators."""
         shares = self.program.memory_proportions
         everywhere = Resources(self.system.ipu, io_tiles=self.program.io_tiles)
         return replace(everywhere, proportion=shares[ipu]) if shares else everywhere
@@ -237,7 +237,7 @@ class StepCosts:
         }
 
     def _arguments(self) -> Iterator[tuple[Argument, ...]]:
-        """What each call gives to its function."""
+        """Classify the arguments of each call: a weight, a host input or another value."""
         weights = {v.name for v in self.program.variables if v.kind in _WEIGHTS}
         variables = {variable.name for variable in self.program.variables}
         received: set[str] = set()
@@ -280,7 +280,7 @@ class StepCosts:
         )
 
     def _call(self, number: int, name: str) -> Iterator[WorkItem]:
-        """A call; what it calls the host for is streamed there and back."""
+        """A call, and the streams to the host and back for its host functions."""
         priced = self.calls[number]
         cycles, ipu = self.cycles_of(priced), priced.call.ipu
         yield WorkItem(ipu, "call", name, cycles.total, cycles, number)
@@ -291,14 +291,14 @@ class StepCosts:
                     yield WorkItem(ipu, "host", "call of the host", streamed)
 
     def _writes(self, instruction: BaseInstruction) -> Iterator[WorkItem]:
-        """What an instruction in a micro-batch computes."""
+        """The arithmetic of an instruction in a micro-batch."""
         cycles = self._arithmetic(instruction, "backward")
         if cycles.total:
             (ipu,) = instruction.ipus
             yield WorkItem(ipu, "write", _name(instruction), cycles.total, cycles)
 
     def _updates(self, instruction: BaseInstruction) -> Iterator[WorkItem]:
-        """What an instruction around the micro-batches computes."""
+        """The arithmetic of an instruction around the micro-batches."""
         if not instruction.computes:
             return
         (ipu,) = instruction.ipus
@@ -313,7 +313,7 @@ class StepCosts:
             yield WorkItem(ipu, "host", "gradients", self.transfers.host_bytes(nbytes))
 
     def _arithmetic(self, instruction: BaseInstruction, where: Where) -> Cycles:
-        """The cycles of what an instruction computes; a row for each part."""
+        """The cycles of an instruction's arithmetic; adds a row for each part."""
         total = Cycles()
         for computed in instruction.computes:
             (ipu,) = instruction.ipus
@@ -354,7 +354,7 @@ def _moved(move: TimedMove) -> WorkItem:
 def _beside(
     items: Iterable[WorkItem], hidden: Mapping[int, int], work: Work = "call"
 ) -> tuple[WorkItem, ...]:
-    """The items, and what is left of transfers that go on beside the computing ones."""
+    """The items, and the part of hidden transfers that outlasts the computation."""
     every = [item for item in items if item.cycles]
     for ipu, cycles in hidden.items():
         busy = sum(i.cycles for i in every if i.ipu == ipu and i.work in (work, "write"))

@@ -75,14 +75,14 @@ class Track:
     def add(
         self, ipu: int, cycles: int, work: Work, name: str, call: int = -1, micro_batch: int = -1
     ) -> None:
-        """Put something behind what is there; nothing if it takes no time."""
+        """Append a span; nothing if it takes no time."""
         if cycles:
             span = TimelineSpan(ipu, self.end, cycles, work, name, call, micro_batch)
             self.spans.append(span)
             self.end += cycles
 
     def items(self, items: Iterable[WorkItem], micro_batch: int = -1) -> None:
-        """Put what an IPU does behind what is there."""
+        """Append a span for each item."""
         for item in items:
             self.add(item.ipu, item.cycles, item.work, item.name, item.call, micro_batch)
 
@@ -95,7 +95,7 @@ def section(
 
 
 def side_by_side(name: SectionName, items: Iterable[WorkItem]) -> tuple[TimelineSection, ...]:
-    """A section in which each IPU does what is its own; the slowest one counts."""
+    """A section in which each IPU runs its own items, as long as the slowest one."""
     tracks: defaultdict[int, Track] = defaultdict(Track)
     for item in items:
         tracks[item.ipu].items([item])

@@ -1,4 +1,4 @@
-"""Say how long a step takes, and what each IPU does when: the sections of its timeline.
+"""Predict the time of a step, and its timeline: the work of each IPU, in sections.
 
 - A grouped pipeline goes in cycles. A cycle is as long as the slowest IPU's work, then come the
   copies of all IPUs at once. Cycles of fill and flush count whole.
@@ -37,7 +37,7 @@ class StepTime:
         timeline: of a step; its section `call` is there once in a call.
         cycles: of a step.
         call_cycles: of a call, with all its steps.
-        ipus: what each IPU does in a step.
+        ipus: the cycles of each IPU in a step, by kind of work.
     """
 
     timeline: tuple[TimelineSection, ...]
@@ -79,7 +79,7 @@ def step_time(costs: StepCosts) -> StepTime:
 
 
 def _host_part(costs: StepCosts) -> int:
-    """The cycles of what the host does for each update."""
+    """The cycles of the host's work for each update."""
     program, system = costs.program, costs.system
     if not any(c.rule for i in costs.cut.after for c in i.computes):
         return 0
@@ -91,7 +91,7 @@ def _host_part(costs: StepCosts) -> int:
 def _ipu_cycles(
     costs: StepCosts, ipu: int, timeline: Iterable[TimelineSection], total: int
 ) -> IpuCycles:
-    """What an IPU does in a step, by its spans."""
+    """Sum an IPU's cycles in a step by kind of work, from its spans."""
     times: Counter[str] = Counter()
     for part in timeline:
         for span in part.spans:

@@ -1,7 +1,7 @@
 """Deal tensors to tiles: each in grains, round-robin, from where the one before it ended.
 
-Poplar's own placement is not known. Tensors take all tiles evenly but for a grain; the fullest tile
-is the one that has got most of these.
+Poplar's own placement is not known. A tensor's bytes on two tiles differ by at most one grain. The
+fullest tile is the one with most of these additional grains.
 """
 
 from dataclasses import dataclass, field

@@ -22,9 +22,9 @@ class TimedMove(NamedTuple):
     """A transfer of one IPU with its cycles.
 
     Args:
-        hidden: it overlaps with what the IPU computes.
+        hidden: it overlaps with the IPU's computation.
         once: its host stream is read once in a step, and not for each micro-batch.
-        loop: of a hidden transfer, at whose ends one stands alone; empty: at none.
+        loop: of a hidden transfer: the loop at whose ends one does not overlap; empty: no loop.
     """
 
     route: Route
@@ -42,7 +42,7 @@ class MoveTimes:
 
     Args:
         type_of: the type of a value or variable on one replica, as it is held there.
-        shards: in how many parts replicas have what they scattered.
+        shards: the number of parts of values that are scattered over replicas, by name.
     """
 
     program: Program

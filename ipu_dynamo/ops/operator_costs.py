@@ -48,7 +48,7 @@ def seconds(node: fx.Node) -> float:
 
 
 def of_bodies(node: fx.Node, seconds: Sequence[float]) -> float:
-    """Seconds in the bodies of a loop or branch, from the `seconds` of one run of each.
+    """Seconds in the bodies of a loop or branch, from the time of one run of each.
 
     A branch counts as its longer body. A `while_loop` counts as a fixed number of iterations, as
     theirs is not known before it runs.

@@ -1,7 +1,7 @@
-"""Make what `torch.compile(..., backend="ipu").aot_compile(...)` returns: it can be saved.
+"""Make the callable that `torch.compile(..., backend="ipu").aot_compile(...)` saves.
 
-What is saved is Dynamo's graph, and the options. The programs are made of it at the first call
-after loading, which finds the machine code of their stages where this package keeps it.
+The file holds Dynamo's graph and the options. The first call after loading makes the programs from
+them, and takes the machine code of their stages from this package's cache.
 """
 
 import pickle
@@ -59,7 +59,7 @@ class SavableRegion(SerializableCallable):
         return self._run(*args, **kwargs)
 
     def _compile(self, args: Sequence[Any]) -> Callable[..., Any]:
-        graph, sources, options = pickle.loads(self._data)  # as PyTorch loads what is around it
+        graph, sources, options = pickle.loads(self._data)  # PyTorch loads its file so, too
         gm = load_graph(graph)
         for node, source in zip(gm.graph.find_nodes(op="placeholder"), sources, strict=True):
             set_source(node, _Source(source))
@@ -68,7 +68,7 @@ class SavableRegion(SerializableCallable):
 
 
 def savable(gm: fx.GraphModule, examples: Sequence[Any], options: Any) -> SavableRegion:
-    """Compile a graph and keep what it takes to compile it again elsewhere.
+    """Compile a graph, and keep the data to compile it again in another process.
 
     Args:
         gm: the compiler may change it.

@@ -25,7 +25,7 @@ Recomputing = Literal["auto", "off", "cheap"]
 @named_options
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
-    """What one `torch.compile(model, backend="ipu", options=...)` is told.
+    """The options of one `torch.compile(model, backend="ipu", options=...)`.
 
     Args:
         engine: as in `ipu_dynamo.Options`.
@@ -34,15 +34,14 @@ class BackendOptions:
         micro_batches: equal parts of the batch (dim 0 of the inputs) that go through the stages one
             after the other. Results are those of the whole batch.
         batch_inputs: names of the inputs that are cut, if others have several rows as well.
-        fallback: what becomes of a captured graph in which something cannot be placed: an `error`
-            that lists everything, or plain PyTorch runs it, with a warning (`warn`) or without
-            (`allow`).
+        fallback: for a captured graph with parts that cannot be placed: `error` raises an error
+            that lists them all; with `warn` (a warning) and `allow` (none) plain PyTorch runs it.
         workers: at most so many threads run the IPUs of a pipeline side by side, as in
             `ipu_dynamo.Options`.
         outline: as in `ipu_dynamo.Options`.
-        recompute: what the backward pass computes again in place of keeping it: operators that cost
-            little beside the memory of their results (`cheap`), or nothing (`off`). `auto` is
-            `cheap`, and `off` with micro-batches: what they add up is not there to be repeated.
+        recompute: values that the backward pass computes again instead of keeping them: results of
+            operators that cost little for their memory (`cheap`), or none (`off`). `auto` is
+            `cheap`, and `off` with micro-batches, as sums over them cannot be computed again.
         without: names of passes to leave out, as in `ipu_dynamo.Options`.
         force: decisions of host passes, as in `ipu_dynamo.Options`.
         check_compiled: as in `ipu_dynamo.Options`.

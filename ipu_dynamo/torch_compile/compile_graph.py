@@ -83,11 +83,11 @@ def compile_readably(
     mode: str | None = None,
     record: GraphRecord | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph; whatever goes wrong is raised as an error that Dynamo shows as it is.
+    """Compile a graph; raise each failure as an error that Dynamo shows unchanged.
 
     Args:
         options: as users give them.
-        record: gets what is decided; `inspect` finds it by the returned function.
+        record: to note decisions in; `inspect` finds it by the returned function.
     """
     record = GraphRecord() if record is None else record
     try:
@@ -102,7 +102,7 @@ def compile_readably(
 
 
 def forget_compiled() -> None:
-    """Forget what was compiled; `torch._dynamo.reset()` calls this for every compiled model."""
+    """Clear all compiled code; `torch._dynamo.reset()` calls this for each model."""
     program_history.forget()
     notices.forget()
     if stages := sys.modules.get(
@@ -219,7 +219,7 @@ def _fall_back(
 
 @dataclass
 class _GraphPrograms:
-    """What the passes of one graph share, forward compiled first.
+    """The state that forward and backward of one graph share; forward is compiled first.
 
     Args:
         number: which frame Dynamo has captured, and how often before, as `0/1`.
@@ -324,7 +324,7 @@ class _GraphPrograms:
 
 
 def _title(gm: fx.GraphModule) -> str:
-    """What is compiled, by its first line."""
+    """The title of a compilation, with the first line of the user's code in the graph."""
     for node in gm.graph.nodes:
         if node.op.startswith("call") and (line := source_line(node)) != "unknown source":
             return f"compiling {line.partition(': ')[0] if ' in ' in line else line}"
@@ -332,7 +332,7 @@ def _title(gm: fx.GraphModule) -> str:
 
 
 def _block_names(gm: fx.GraphModule) -> dict[fx.Node, str]:
-    """The block that each node is in, while markers tell."""
+    """The block that each node is in, while the graph has markers."""
     names: dict[fx.Node, str] = {}
     block = "before all blocks"
     for node in gm.graph.nodes:

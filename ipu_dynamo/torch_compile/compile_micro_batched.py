@@ -33,11 +33,11 @@ from ipu_dynamo.whole_step.worker_counts import workers_for
 
 @dataclass
 class MicroBatches:
-    """What forward decided on its values, for backward to go on with.
+    """Forward's decisions on its values, which backward follows.
 
     Args:
         values: placement of forward's arguments and results, by the name of their node.
-        outputs: placement of what forward returns, by AOTAutograd's description.
+        outputs: placement of forward's results, by AOTAutograd's description.
         deferred: `seq_nr` of the operators that forward runs after the micro-batches.
     """
 
@@ -55,12 +55,12 @@ class MicroBatches:
         manager: PassManager,
         title: str,
     ) -> tuple[Boxed, list[BoundProgram]]:
-        """What runs for the programs of a placed graph, and a callable on its arguments.
+        """Compile the pieces of a placed graph; return a callable and the programs.
 
         Args:
             descriptions: of each of its results, by AOTAutograd.
             known: IPUs of variables that another program has placed.
-            manager: of the graph; gets what passes do to its pieces.
+            manager: of the graph; records the passes on its pieces.
             title: of the calls, in traces.
         """
         capture, n = flat.capture, self.options.micro_batches
@@ -100,7 +100,7 @@ class MicroBatches:
         return _chained(calls, flat.constants, places, kept), bound
 
     def _known(self, capture: Joint) -> dict[fx.Node, Placement]:
-        """What the forward pass split; the gradients of what it returned are split likewise."""
+        """Placements from the forward pass, of values and of the gradients of its results."""
         seeds: dict[fx.Node, Placement] = {}
         for node in capture.placeholder_nodes:
             placement = self.values.get(node.name)
@@ -144,8 +144,8 @@ def split_inputs(
     """The inputs that are cut along dim 0: those that are named, or all with several rows.
 
     Raises:
-        CompileError: there is nothing to split, it is not clear what the batch is, or the rows do
-            not divide.
+        CompileError: no input can be split, the batch size is not clear, or the rows do not divide
+            evenly.
     """
     roles = capture.roles()
     inputs = {role.name: node for node, role in roles.items() if role.kind == "input"}
@@ -203,13 +203,13 @@ def _chained(
     places: Mapping[str, int],
     results: Sequence[str | float | None],
 ) -> Boxed:
-    """Call up to three programs one after the other, each with what is there by then.
+    """Call up to three programs in order; each can read the results of those before it.
 
     Args:
-        calls: what takes the arguments of each out of all values, and what runs it; its results
-            join the values. Each is run by the interpreter of programs.
+        calls: of each, a function that takes its arguments out of all values, and one that runs
+            it. Its results join the values. The interpreter of programs runs each one.
         places: among the values: arguments, constants, and results in this order.
-        results: the names of tensors that are returned, and what else is.
+        results: the names of returned tensors; other values are returned unchanged.
     """
     take = _taker([places[r] for r in results if isinstance(r, str)])
     is_tensor = [isinstance(r, str) for r in results]

@@ -1,4 +1,4 @@
-"""Note what is decided for a graph that Dynamo captured, to be looked at."""
+"""Record the decisions for a graph that Dynamo captured, for `inspect`."""
 
 import os
 from collections import Counter
@@ -21,7 +21,7 @@ from ipu_dynamo.torch_compile.backend_options import BackendOptions
 
 @dataclass
 class GraphRecord:
-    """What was decided for a graph; `blocks` counts operators by block, stage and IPU.
+    """The decisions for a graph; `blocks` counts operators by block, stage and IPU.
 
     Args:
         given, options: as the user gave them, and as they were read.
@@ -44,7 +44,7 @@ class GraphRecord:
     root: str = ""
 
     def runs_of(self, kind: str) -> list[PassRun]:
-        """What passes did to the captured, joint, forward, backward or inference graph."""
+        """Runs of passes on the captured, joint, forward, backward or inference graph."""
         return self.passes.setdefault(kind, [])
 
     def entry(self) -> GraphEntry:

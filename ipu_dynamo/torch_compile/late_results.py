@@ -1,7 +1,8 @@
-"""Return what a program cannot: numbers that a model reads from tensors, and cuts of its inputs at
-places that are values, which share memory with the inputs.
+"""Make results that a program cannot return: numbers and views of inputs.
 
-The program returns tensors of no dims in their place. They are read when it has run.
+A model may return numbers that it reads from tensors, and slices of inputs at places that are
+values; these share memory with the inputs. The program returns tensors without dimensions in their
+place, which are read after it has run.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ LateResults = Mapping[int, ReturnedCut | None]  # by place; None: a number
 
 
 def late_results(graph: fx.GraphModule) -> LateResults:
-    """What a graph of AOTAutograd returns that its caller is to make."""
+    """Find the results of a graph of AOTAutograd that its caller makes after the call."""
     late: dict[int, ReturnedCut | None] = {}
     for place, node in model_results(graph.graph):
         if is_read_number(node.meta.get("val")):
@@ -35,7 +36,7 @@ def late_results(graph: fx.GraphModule) -> LateResults:
 def making_results(
     call: Callable[[list[Any]], tuple[Any, ...]], late: LateResults
 ) -> Callable[[list[Any]], tuple[Any, ...]]:
-    """A call that makes `late` results of the tensors that `call` returns for them."""
+    """Wrap `call`: make `late` results from the tensors that it returns for them."""
     cut_inputs = {cut.argument for cut in late.values() if cut is not None}
 
     def run(arguments: list[Any]) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
-"""Tell users of `torch.compile` what they may not expect: graph breaks, new shapes, lost errors.
+"""Warn users of `torch.compile` of graph breaks, new shapes and lost errors.
 
-Of several ranks, rank 0 does.
+Of several ranks, only rank 0 prints them.
 """
 
 import logging

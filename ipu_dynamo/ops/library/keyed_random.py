@@ -1,8 +1,7 @@
 """Draw random numbers by a key that is a value of the model, such as a seed that it counts up.
 
-What is drawn is a function of the key, the replica and the element, and of nothing else: no
-generator is read, and the same numbers come outside of a program. One key gives one draw: who
-draws twice, counts it up between.
+The numbers depend only on the key, the replica and the element. No generator is read, and a program
+draws the same numbers as the model alone. One key gives one draw: increment it before the next.
 """
 
 from collections.abc import Sequence
@@ -67,7 +66,7 @@ def keyed_uniform(
             body of a loop the index has to come from outside.
 
     Raises:
-        ValueError: the key is no such tensor, or `dtype` is none of floating point.
+        ValueError: the key is not a tensor of two integers, or `dtype` is not a float type.
     """
     _check_floating(dtype)
     span = _fraction(key, shape, _DIGITS.get(dtype, 24), replica).mul(high - low)
@@ -173,7 +172,7 @@ def keyed_dropout(
         x: a floating-point tensor.
         p: the probability, from 0 to 1.
         key: as for `keyed_uniform`.
-        shape: what is drawn, and expanded to `x`; None: each element for itself.
+        shape: shape of the mask, which is expanded to that of `x`; None: the shape of `x`.
         replica: as for `keyed_uniform`.
 
     Raises:

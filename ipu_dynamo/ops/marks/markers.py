@@ -83,7 +83,7 @@ def register_function(call: CustomCall) -> int:
 
 
 def function_of(handle: int) -> CustomCall | None:
-    """The function of a handle; None if it was deleted, as nothing refers to it any more."""
+    """The function of a handle; None if it was deleted, as nothing refers to it."""
     return _functions.get(handle)
 
 

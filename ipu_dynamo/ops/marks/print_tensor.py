@@ -31,7 +31,7 @@ class Printing:
 
     @classmethod
     def of(cls, node: fx.Node) -> "Printing":
-        """What a node of the operator prints."""
+        """Read the title and the format from a node of the operator."""
         _, title, _, *form = node.args
         return cls(cast(str, title), TensorFormat(*cast(list[Any], form)))
 
@@ -57,14 +57,14 @@ def print_tensor(
 ) -> Tensor:
     """Print `x` to standard error, in every micro-batch of every replica.
 
-    Whole steps print the tensors of one micro-batch after those of the other, and of its first
-    replica before those of the next, also where workers run them side by side. It has no effect
-    outside a program and of `torch.compile`, nor where nobody reads what it returns.
+    Whole steps print micro-batch by micro-batch, and replica by replica within each, also if
+    workers run them in parallel. It has no effect if nothing reads the returned tensor, and outside
+    of programs and `torch.compile`.
 
     Args:
         x: the tensor that is printed.
-        title: what stands before the tensor; empty: its name.
-        print_gradient: print the gradient as well, under `title` with `_gradient` behind it.
+        title: text before the tensor; empty: its name.
+        print_gradient: print the gradient as well, with the title `<title>_gradient`.
         summarise_threshold: of tensors with more elements only the edges are printed; 0: never.
         edge_items: how many elements, or rows, from both ends of each dimension are an edge.
         max_line_width: characters after which a row is broken; 0: never.
