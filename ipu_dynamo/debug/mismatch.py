@@ -133,9 +133,9 @@ def faulty_backward(
         gradients: of the loss with respect to the values of the graph before.
 
     Returns:
-        A node of the graph before whose backward is wrong: the backward pass has the right gradient
-        of its result, and not that of a value that it reads. Or a node of `after` between two such
-        operators. None if all gradients of values in between are right.
+        A node of the graph before whose backward is wrong: the gradient of its result is right, and
+        that of one of its inputs is not. Or a node of `after` between two such operators. None if
+        all gradients of values in between are right.
     """
     backward = [node for node in after.by_name.values() if node.meta.get(BACKWARD)]
 

@@ -132,7 +132,7 @@ def _copy(capture: Capture, made_by: str, start: float) -> Snapshot:
 
 
 def _begun(graph: fx.Graph, tangent: fx.Node, start: float) -> fx.Node:
-    """Replace the placeholder of the loss's gradient by the constant that backward begins with."""
+    """Replace the placeholder of the loss's gradient by a constant of `start`."""
     value = tangent.meta["val"]
     with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
         begin = graph.call_function(

@@ -1,5 +1,5 @@
 """Write programs with all that belongs to them into one file, and read it back.
 
 A file holds data only: reading one runs nothing of it, and takes memory in proportion to its size.
-Whatever is wrong with it is one error with one reason.
+A damaged or unsuitable file raises one kind of error, with one reason.
 """

@@ -1,9 +1,9 @@
 """Keep members of bytes in one file, with a list of their sizes and checksums in front.
 
-The same members give the same bytes. A reader believes nothing that it has not compared: what is
-around the members has to be what the list says (`zip_bytes.py`), each member has to have its
-checksum, and what was summed up is what is used. No memory is taken for a size that the file has
-not got.
+The same members give the same bytes. A reader checks everything: the bytes around the members have
+to follow from the list (`zip_bytes.py`), and each member has to have its checksum. The bytes in
+the checksum are those that are used, not read a second time. Memory is allocated only for sizes
+that the file really has.
 """
 
 import os
@@ -55,15 +55,15 @@ def write_archive(
     head: Mapping[str, Any],
     sign: Callable[[bytes], str] | None = None,
 ) -> None:
-    """Write a file as a whole: whoever opens it meanwhile finds the one before.
+    """Write a file as a whole: readers find the old file until the new one is complete.
 
     Args:
-        head: what stands in front of the list, in JSON; `format` and `form` are added.
+        head: entries before the list, in JSON; `format` and `form` are added.
         sign: makes 64 hexadecimal digits of the list, and so of the whole file, which become the
             head's `signature`.
 
     Raises:
-        OSError: the file cannot be written; the one before stays.
+        OSError: the file cannot be written; the old one stays.
     """
     head = dict(head) if sign is None else {**head, "signature": UNSIGNED}
     names = sorted(members)
@@ -95,18 +95,18 @@ def write_archive(
 
 
 class Archive:
-    """A file that `write_archive` wrote, open for reading. What is around its members is checked.
+    """A file of `write_archive`, open for reading; the bytes around members are checked.
 
     Args:
         oldest: a file of an older form is refused.
 
     Attributes:
         form: of the file.
-        head: what stands in front of the list.
+        head: the entries before the list.
         names: of the members, sorted.
 
     Raises:
-        SavedProgramError: it is none, or is not as it was written.
+        SavedProgramError: the file is not an archive, or was changed after it was written.
     """
 
     def __init__(self, path: str | os.PathLike[str], oldest: int = OLDEST) -> None:
@@ -152,7 +152,7 @@ class Archive:
         """Bytes of a member.
 
         Raises:
-            SavedProgramError: there is none of that name.
+            SavedProgramError: the archive has no member of that name.
         """
         if name not in self._members:
             raise self.refused(Reason.DAMAGED, "the file has no such part", name)
@@ -167,7 +167,7 @@ class Archive:
         """All of a member that has `most` bytes at most.
 
         Raises:
-            SavedProgramError: there is none, it is longer, or not as it was written.
+            SavedProgramError: the member does not exist, is longer, or was changed.
         """
         if (size := self.size(name)) > most:
             raise self.refused(Reason.LIMIT, f"it has {size} bytes, of at most {most}", name)
@@ -226,7 +226,7 @@ class Archive:
         return head, form, listed, manifest
 
     def _compare(self, members: Sequence[ZipMember]) -> None:
-        """Hold everything around the members to what it must be."""
+        """Compare the bytes around the members with those that follow from the list."""
         end = 0
         for position, piece in around(members):
             end = position + len(piece)

@@ -21,8 +21,8 @@ class CheckedReader:
 
     Args:
         at: fills memory with the bytes from a position on.
-        begin, size, sha256: of what is read.
-        refused: makes the error that something is wrong with it.
+        begin, size, sha256: of the bytes to read.
+        refused: makes an error about these bytes.
 
     Attributes:
         left: how many bytes are still to come.
@@ -75,7 +75,7 @@ class FileReader(CheckedReader):
     """Read a whole file, and then compare its checksum.
 
     Raises:
-        SavedProgramError: there is no such file, or it has another size.
+        SavedProgramError: the file does not exist, or has another size.
     """
 
     def __init__(self, path: str | os.PathLike[str], size: int, sha256_: str) -> None:

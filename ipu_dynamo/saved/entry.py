@@ -38,17 +38,17 @@ class SavedGroup:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is saved of a compiled model beside its program and its tensors.
+    """The saved data of a compiled model, without its program and its tensors.
 
     Args:
-        arguments: of a call; their tensors tell their dtypes only.
-        results: how outputs make up what a call returns.
+        arguments: of a call; of tensors only the dtypes.
+        results: how a call's return value is made of outputs.
         input_names: the program's names of the caller's tensors, in order.
         values: names of the values that operators make, and which of them, and of the parameters,
             have a gradient.
         anchors: the output stream of each anchor that is one.
         options: as they were given.
-        own_weights: nobody else writes the tensors that the program computes on.
+        own_weights: only the program writes the tensors that it computes on.
         groups: of the optimiser, when training.
         variables: for each variable that lasts, the key of its tensor; on each replica, where these
             differ.

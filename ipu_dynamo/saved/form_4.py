@@ -30,7 +30,7 @@ def parse_form_4(text: str, constants: Mapping[str, Tensor]) -> Program:
     """A program from its text of form 4, with the names of today.
 
     Raises:
-        ValueError: it is none, or cannot run as it reads.
+        ValueError: the text is not a program, or the program is invalid.
     """
     program = parse_text(text, Program, constants)
     kinds: dict[str, str] = {variable.name: variable.kind for variable in program.variables}

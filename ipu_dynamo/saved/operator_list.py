@@ -14,7 +14,7 @@ from ipu_dynamo.program import Program
 from ipu_dynamo.saved.json_text import expect
 from ipu_dynamo.saved.refusal import Reason, SavedProgramError
 
-# Of known versions, and without Python of a user's own behind them.
+# Their versions are known, and no Python of a user's implements them.
 _NAMESPACES = frozenset({"aten", "prims", "ipu", "quantized_decomposed"})
 _PYTHON = "getitem"
 _HOST_CALL = str(host_call)
@@ -47,7 +47,8 @@ def check_operators(written: Any) -> frozenset[str]:
     """Compare operators as `write_operators` listed them with those that are here.
 
     Raises:
-        SavedProgramError: one is missing, has another schema, or is none that programs call.
+        SavedProgramError: an operator is missing, has another schema, or may not be called by
+            programs.
     """
     for name, schema in expect(written, dict, "the list of operators").items():
         if (problem := _problem(name)) is not None:
@@ -94,10 +95,10 @@ def _problem(name: str) -> str | None:
 
 
 def _schema(name: str) -> str:
-    """What an operator takes and returns.
+    """The schema of an operator: its arguments and results.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: no operator has that name.
     """
     operator: Any = operator_named(name)
     return "" if name == _PYTHON else str(schema_of(operator))

@@ -61,7 +61,7 @@ def read_options(written: Any) -> Options:
     """Inverse of `write_options`.
 
     Raises:
-        SavedProgramError: there is no such option, or it cannot have such a value.
+        SavedProgramError: an option is unknown, or cannot have its value.
     """
     try:
         if "start" in expect(written, dict, "options"):

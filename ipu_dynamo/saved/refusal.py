@@ -29,7 +29,7 @@ class SavedProgramError(IpuError):
         reason: why, for those who act on it.
         path: the file.
         part: the member of the file, or the place in the program, that is at fault.
-        problem: one clause with what was found, and what is wanted.
+        problem: one clause with the content found and the content expected.
         hint: an action that the user can take today.
     """
 

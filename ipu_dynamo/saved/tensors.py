@@ -1,7 +1,7 @@
 """Write tensors as a safetensors member or file, and read them, a few megabytes at a time.
 
-The library of that name reads and writes whole files or all bytes at once; a member of an archive
-with gigabytes of weights needs neither. What is written here, it reads.
+The library safetensors reads and writes whole files, or all bytes at once. That does not suit a
+member of an archive with gigabytes of weights. The library reads files that are written here.
 Source: the safetensors format, "Format", of huggingface/safetensors.
 """
 
@@ -95,7 +95,7 @@ def read_tensors(archive: Archive, name: str) -> dict[str, Tensor]:
 def tensors_of(
     reader: CheckedReader, metadata: Mapping[str, str] | None = None
 ) -> dict[str, Tensor]:
-    """The tensors of what a `TensorMember` with this metadata wrote, each in memory of its own.
+    """Read the tensors that a `TensorMember` with this metadata wrote, each in its own memory.
 
     Raises:
         SavedProgramError: it is not as it was written.
@@ -126,7 +126,7 @@ def tensors_of(
 def _header(
     kinds: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str] | None
 ) -> bytes:
-    """What stands before the values of tensors, padded so that these are aligned."""
+    """The bytes before the values of tensors, padded so that these are aligned."""
     entries: dict[str, Any] = {} if metadata is None else {_METADATA: dict(metadata)}
     position = 0
     for name, (dtype, shape) in kinds.items():

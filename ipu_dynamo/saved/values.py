@@ -42,7 +42,7 @@ def write_value(value: Any, where: str) -> Any:
     """`value` as JSON.
 
     Args:
-        where: what it is, for errors: `argument x`, with a path behind it for what is inside.
+        where: its name in errors, `argument x`; a path is appended for a part of it.
 
     Raises:
         SavedProgramError: there is something else in it.
@@ -92,7 +92,7 @@ def read_value(written: Any, tensor: Callable[[torch.dtype], Any]) -> Any:
     """Inverse of `write_value`.
 
     Args:
-        tensor: makes what stands for a tensor.
+        tensor: makes a placeholder for a tensor of a dtype.
 
     Raises:
         SavedProgramError: it is nothing that `write_value` writes, or needs a named tuple that is

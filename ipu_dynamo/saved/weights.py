@@ -127,7 +127,7 @@ def with_views(tensors: Mapping[str, Tensor], views: Any) -> dict[str, Tensor]:
         views: the table that `finish` gave, as JSON.
 
     Raises:
-        SavedProgramError: the table is none, or reaches out of the memory.
+        SavedProgramError: the table is malformed, or a view reaches out of the memory.
     """
     by_key = dict(tensors)
     for key, written in expect(views, dict, "views").items():

@@ -1,8 +1,8 @@
-"""Compute every byte of an archive but what its members hold.
+"""Compute every byte of an archive except the content of its members.
 
-An archive is a zip file as other tools open it: members stored, in the order of their list, each
-beginning at a multiple of 64 bytes, with one fixed time and sizes of 64 bits. So names, sizes and
-checksums decide where everything lies, and a reader compares the whole of it with what it must be.
+An archive is a zip file that other tools can open. Members are stored in the order of their list,
+each at a multiple of 64 bytes, with one fixed time and sizes of 64 bits. So the other bytes follow
+from names, sizes and checksums, and a reader compares all of them.
 Source: PKWARE, APPNOTE.TXT 6.3, sections 4.3 and 4.5.3.
 """
 
@@ -79,7 +79,7 @@ def around(members: Sequence[ZipMember]) -> Iterator[tuple[int, bytes]]:
 
 
 def local_header(member: ZipMember, position: int) -> bytes:
-    """What stands before a member's content, if it begins at `position`."""
+    """The bytes before a member's content, if the member begins at `position`."""
     name = member.name.encode("ascii")
     begin = _aligned(position + _LOCAL.size + len(name) + 24)
     padding = begin - (position + _LOCAL.size + len(name) + 24)
@@ -103,7 +103,7 @@ def _central_header(member: ZipMember, position: int) -> bytes:
 
 
 def _end(count: int, size: int, position: int) -> bytes:
-    """What stands behind the central directory."""
+    """The bytes after the central directory."""
     end = _END64.pack(
         0x06064B50, _END64.size - 12, _VERSION | _UNIX, _VERSION, 0, 0, count, count, size, position
     )

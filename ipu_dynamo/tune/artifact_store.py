@@ -122,7 +122,7 @@ class StageStore:
             replace_file(self._stages / key, whole.read())
 
     def read_outcome(self, key: str) -> str:
-        """What came of the check of a stage; empty when it is not known, or damaged."""
+        """The outcome of the check of a stage; empty if it is not known, or damaged."""
         path = self._checks / key
         try:
             return unsealed(path.read_bytes())
@@ -161,7 +161,7 @@ class StageStore:
 
 
 def sealed(text: str) -> bytes:
-    """What a file with `text` and its checksum holds."""
+    """The content of a file with `text` and its checksum."""
     return f"{text}\n{sha256(text.encode()).hexdigest()}\n".encode()
 
 
@@ -199,7 +199,7 @@ def open_store() -> StageStore | None:
 
 
 class UnsafeFolder(Exception):
-    """Somebody else could have put code into a folder."""
+    """Another user could have put code into a folder."""
 
 
 def _default() -> Path:
@@ -207,10 +207,10 @@ def _default() -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, unless it is there, that nobody else can put code into.
+    """Make a folder that no other user can write to, unless it exists.
 
     Raises:
-        UnsafeFolder: the one that is there belongs to another user, or others can write to it.
+        UnsafeFolder: the existing one belongs to another user, or others can write to it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not hasattr(os, "geteuid"):
@@ -240,7 +240,8 @@ def keep_first(path: Path, content: bytes) -> None:
 
 
 def _sweep_unfinished(folder: Path) -> None:
-    """Remove what was written by a process that was killed meanwhile: nothing takes a minute."""
+    """Remove files of writers that were killed: those older than a minute, as no write takes that
+    long."""
     for file in folder.glob(f"{_UNFINISHED}*"):
         with suppress(OSError):
             if time.time() - file.stat().st_mtime > 60:
@@ -249,7 +250,7 @@ def _sweep_unfinished(folder: Path) -> None:
 
 @contextmanager
 def _unfinished(path: Path, content: bytes) -> Iterator[str]:
-    """The name of a new file beside `path`; what still has it at the end of the block goes."""
+    """The name of a new file next to `path`; if it still exists after the block, it is deleted."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=_UNFINISHED)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -1,7 +1,7 @@
-"""Keep what was measured on this machine in files, one for each question.
+"""Keep measurements of this machine in files, one for each question.
 
-What was measured decides which code runs, and so the last bits of results. Therefore the first
-complete answer stays, for all later processes, until its file is removed.
+A measurement decides which code runs, and so the last bits of results. Therefore the first complete
+answer stays, for all later processes, until its file is removed.
 """
 
 import json
@@ -20,7 +20,7 @@ def kept_figures(
 ) -> Figures | None:
     """Seconds of each way to do each of `things`, from `path`, or measured now and written there.
 
-    None where nothing can be kept: another process would choose otherwise.
+    None if they cannot be kept: another process would then measure, and choose, something else.
     """
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -37,7 +37,7 @@ def kept_figures(
     try:
         keep(path, _written(measure(), machine))
         return _read(path, machine, things)
-    except OSError as error:  # a full disk: what is not kept must not decide
+    except OSError as error:  # a full disk: figures that are not kept must not decide
         log.warning("what was measured cannot be kept in %s: %s", path.parent, error)
         return None
 
@@ -47,7 +47,7 @@ def _written(figures: Figures, machine: str) -> bytes:
 
 
 def _read(path: Path, machine: str, things: Collection[str]) -> Figures:
-    """What a file holds.
+    """Read the figures of a file.
 
     Raises:
         ValueError, KeyError, TypeError: it is not as it was written.

@@ -11,33 +11,34 @@ CALLING_AN_UPDATE = 4e-5  # seconds: numbers, launch, the beginning and the comm
 CALLING_A_PARAMETER = 5e-7  # seconds more for each parameter of an update
 CALLING_A_TRACED_FUNCTION = 1e-5  # seconds: of an update that is traced, one for each parameter
 STORES_OF_A_GRADIENT = 2  # passes over its memory: written to its accumulator, read by the update
-COPIES_HOME = 2  # passes over what a fused step has changed, at the end of a call
+COPIES_HOME = 2  # passes over the tensors that a fused step has changed, at the end of a call
 UPDATE_BYTES_PER_SECOND = 2e10  # of such passes
-# States are written to new memory in a fused step, which takes longer than in place: faults of
-# pages. Of weights the passes above have it.
+# A fused step writes states to new memory, which takes longer than in place, as pages fault. For
+# weights this is part of the passes above.
 NEW_STATES_BYTES_PER_SECOND = 1e10
-# Passes over a small parameter that is updated in a row with others: its gradient is read and
-# written into the row, the parameter read and written on the way in and on the way back.
+# Passes over a small parameter that is updated in a row with others. The gradient is copied into
+# the row; the parameter is copied into it and back. Each copy reads and writes.
 COPIES_INTO_A_ROW = 6
 COMPILING_AN_UPDATE = 0.2  # seconds, for each parameter that a fused step updates
-STEPS_OF_A_TRAINING = 100_000  # that what compiling takes is shared by
+STEPS_OF_A_TRAINING = 100_000  # that share the time of compiling
 MOST_COPIES = 1 << 28  # bytes of weights and states that a fused step may hold twice
 
 # --- Threads and deferred accumulation ----------------------------------------------------------
 
 WORTH_A_WORKER = 2e-4  # seconds of a stage's call, from which handing it over costs little
-# Seconds of a micro-batch, from which deferring its gradients is worth a thread, which lives for
-# one step and is started for it.
+# Seconds of a micro-batch, from which deferring its gradients is worth a thread. The thread is
+# started for one step.
 WORTH_DEFERRING = 2e-3
-# Of a micro-batch's time, which adding its gradients may take: in turn, matmuls add themselves. A
-# language model with a share of 0.13 took 1.14 times as long side by side on two cores.
+# The share of a micro-batch's time that adding its gradients may take: without threads, matmuls add
+# them at no cost. A language model with a share of 0.13 took 1.14 times as long in parallel on two
+# cores.
 SHARE_OF_ADDING = 0.05
 PASSES_OF_ADDING = 3  # over the memory of a gradient, when it is kept and added later
 
 # --- Pipelines ----------------------------------------------------------------------------------
 
-# Of the installed memory, which forward values of all stages and replicas may take that an IPU
-# would compute again. Weights, gradients and states need some, and so do other programs.
+# The share of the installed memory for forward values, of all stages and replicas, that an IPU
+# would compute again. Weights, gradients, states and other programs need memory, too.
 SHARE_OF_KEPT_VALUES = 0.25
 
 # --- Ranks --------------------------------------------------------------------------------------
@@ -56,8 +57,8 @@ FEWEST_BLOCKS = 4  # of rows of a loss, unless fewer were asked for
 
 # --- Compilers ----------------------------------------------------------------------------------
 
-# To read the headers takes as long as to compile 20 kernels; a file with more than these gives
-# other cores something to do, and bounds a compiler's memory.
+# Reading the headers takes as long as compiling 20 kernels. Cutting longer files lets other cores
+# work, too, and bounds a compiler's memory.
 KERNELS_IN_A_UNIT = 64
 # A further process takes 4 s of a core to import PyTorch and Inductor. With so much lowering for
 # each of them, all processes take at most 1.15 of one's processor time: see docs/compiled_code.md.

@@ -1,8 +1,8 @@
-"""Hold the figures that decide how functions are compiled, to decide by them again elsewhere.
+"""Hold the figures that decide how functions are compiled, for the same decisions elsewhere.
 
-What was measured on a machine decides which library computes a matmul, and so the last bits of
-results. A saved program has the figures with it: in another process, or with another cache folder,
-the same machine decides as it did.
+Measured times decide which library computes a matmul, and so the last bits of results. A saved
+program includes the figures: so the same machine decides alike in another process, or with another
+cache folder.
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ from ipu_dynamo.tune.matmul_times import Times, Way, matmul_times
 
 @dataclass(frozen=True)
 class Figures:
-    """What functions are compiled by.
+    """The figures by which functions are compiled.
 
     Args:
-        library: what computes all matmuls; None: the faster one of each class.
+        library: for all matmuls; None: the faster one of each class.
         matmuls: seconds of a matmul of each class that was asked for; others are measured. None: no
             matmul was asked for, or nothing is known, and PyTorch computes them.
         convolutions: seconds of convolutions in each way; others are measured.

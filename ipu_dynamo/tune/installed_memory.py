@@ -27,7 +27,7 @@ def installed_bytes(device: torch.device) -> int | None:
 def _of_computer() -> int | None:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # Windows has no such call
+    except (AttributeError, ValueError, OSError):  # not available on Windows
         return None
 
 

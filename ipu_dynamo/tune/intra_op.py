@@ -1,8 +1,8 @@
 """Set how many threads work in one operator, for the calling thread alone.
 
 `torch.set_num_threads` sets it for the calling thread, and for every thread whose first operator
-runs later: one that a program starts meanwhile would keep the number for life. Torch reads the
-number from OpenMP, and MKL has its own; both can be told for one thread.
+runs later. A thread that a program starts in that time would keep the number for life. Torch reads
+the number from OpenMP, and MKL has its own; both can be set for one thread.
 """
 
 import ctypes
@@ -39,11 +39,13 @@ def set_intra_op_threads(number: int) -> None:
 
 @cache
 def _setter() -> Callable[[int], object]:
-    """What sets the number of this thread; where that cannot be done, torch's own function, which
-    new threads follow as long as the number holds."""
+    """Find a function that sets the number for this thread alone.
+
+    Else it is torch's own function, which new threads follow as long as the number holds.
+    """
     library = Path(torch.__file__).parent / "lib" / _LIBRARY.get(sys.platform, "libtorch_cpu.so")
     try:
-        torch_cpu = ctypes.CDLL(str(library))  # its symbols, and those of what it needs
+        torch_cpu = ctypes.CDLL(str(library))  # its symbols, and those of its libraries
         of_openmp = torch_cpu.omp_set_num_threads
         of_mkl = torch_cpu.MKL_Set_Num_Threads_Local if torch.backends.mkl.is_available() else None
     except (OSError, AttributeError):

@@ -12,14 +12,14 @@ _MEANT = ("ATEN_CPU_", "DNNL_", "MKL_", "ONEDNN_")  # environment variables of t
 
 
 def machine_name() -> str:
-    """Processor, versions of PyTorch and its libraries, and what the user set for these."""
+    """Processor, versions of PyTorch and its libraries, and the user's settings for these."""
     settings = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(_MEANT))
     return ", ".join([*_fixed(), *settings])
 
 
 @cache
 def _fixed() -> tuple[str, ...]:
-    """What does not change while a process runs."""
+    """The parts that do not change while a process runs."""
     return (
         _processor(),
         torch.backends.cpu.get_cpu_capability(),
@@ -29,7 +29,7 @@ def _fixed() -> tuple[str, ...]:
 
 
 def _processor() -> str:
-    """The processor's model, with family and stepping where the system tells."""
+    """The processor's model, with family and stepping if the system has these."""
     file = Path("/proc/cpuinfo")
     if not file.exists():
         return platform.processor() or platform.machine()

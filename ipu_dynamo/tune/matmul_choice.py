@@ -29,8 +29,8 @@ class MatmulChoice:
 
     Args:
         forced: one library for all matmuls.
-        times: gives what was measured here of a class, when it is needed; None: nothing was, and
-            PyTorch's own library computes its matmuls.
+        times: returns the times of a class on this machine, and may measure them then. None: no
+            times are known, and PyTorch's own library computes its matmuls.
     """
 
     forced: Library | None = None
@@ -56,7 +56,7 @@ class MatmulChoice:
         return way
 
     def measured(self, matmul: MatmulClass) -> Mapping[Way, float]:
-        """What decides: seconds of a matmul of the class by each library; nothing if forced."""
+        """Seconds of a matmul of the class by each library; empty if a library is forced."""
         return (self.times(matmul) if self.forced is None and matmul in MEASURED else None) or {}
 
 

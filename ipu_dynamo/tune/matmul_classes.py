@@ -15,7 +15,7 @@ Size = Literal["tiny", "thin", "small", "medium", "large", "batched"]
 
 # In operations (a multiplication and an addition are two) and elements. They bound what one class
 # may hold; which library is faster in it is measured.
-_TINY = 4_000_000  # below, a call costs more than what a library could win
+_TINY = 4_000_000  # below, a call costs more than a faster library could save
 _SMALL, _MEDIUM = 32_000_000, 400_000_000
 _THIN = 32
 

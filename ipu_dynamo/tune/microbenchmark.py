@@ -1,7 +1,7 @@
 """Time several ways to compute the same on one thread of this machine, and compare them fairly.
 
-Times of several threads collapse while others use the machine, and stages with different numbers of
-threads have to choose alike; so one thread is timed, by the time that it computed.
+One thread is timed, by its processor time, for two reasons. Times of several threads vary widely
+while other programs run. And stages with different numbers of threads have to choose alike.
 """
 
 import time

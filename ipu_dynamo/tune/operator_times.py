@@ -1,4 +1,4 @@
-"""Measure on this machine what the operators of a graph take."""
+"""Measure the time of each operator of a graph on this machine."""
 
 import time
 from typing import Any
@@ -15,7 +15,7 @@ from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.tune.intra_op import intra_op_threads
 
 _REPETITIONS = 5
-_FUSED = 0.4  # of its own time: what an operator takes inside a compiled loop, about
+_FUSED = 0.4  # of an operator's own time: its rough cost inside a compiled loop
 
 
 def operator_times(graph: fx.GraphModule, *, threads: int, fused: bool) -> dict[fx.Node, float]:
@@ -51,7 +51,7 @@ class _Clock(fx.Interpreter):
         self._fused = fused
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target is host_call:  # what it takes is the user's secret, and calling it has effects
+        if target is host_call:  # the user's function has effects: it is not called for timing
             return without_calling(*args, **kwargs)
         start = time.perf_counter()
         result = target(*args, **kwargs)
