@@ -95,7 +95,7 @@ def read_tensors(archive: Archive, name: str) -> dict[str, Tensor]:
 def tensors_of(
     reader: CheckedReader, metadata: Mapping[str, str] | None = None
 ) -> dict[str, Tensor]:
-    """Read the tensors that a `TensorMember` with this metadata wrote, each in its own memory.
+    """Read the tensors of a `TensorMember` with this metadata, each in its own memory.
 
     Raises:
         SavedProgramError: it is not as it was written.

@@ -240,8 +240,7 @@ def keep_first(path: Path, content: bytes) -> None:
 
 
 def _sweep_unfinished(folder: Path) -> None:
-    """Remove files of writers that were killed: those older than a minute, as no write takes that
-    long."""
+    """Remove files of killed writers: those older than a minute, as a write takes less."""
     for file in folder.glob(f"{_UNFINISHED}*"):
         with suppress(OSError):
             if time.time() - file.stat().st_mtime > 60:
@@ -250,7 +249,7 @@ def _sweep_unfinished(folder: Path) -> None:
 
 @contextmanager
 def _unfinished(path: Path, content: bytes) -> Iterator[str]:
-    """The name of a new file next to `path`; if it still exists after the block, it is deleted."""
+    """The name of a new file next to `path`; deleted after the block if it still exists."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=_UNFINISHED)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -1,4 +1,4 @@
-"""Hold the figures that decide how functions are compiled, for the same decisions elsewhere.
+"""Hold the figures that decide how functions are compiled, to decide alike elsewhere.
 
 Measured times decide which library computes a matmul, and so the last bits of results. A saved
 program includes the figures: so the same machine decides alike in another process, or with another

@@ -1,4 +1,4 @@
-"""Time several ways to compute the same on one thread of this machine, and compare them fairly.
+"""Time several ways to compute the same, on one thread, and compare them fairly.
 
 One thread is timed, by its processor time, for two reasons. Times of several threads vary widely
 while other programs run. And stages with different numbers of threads have to choose alike.
