@@ -33,7 +33,7 @@ def explain(
     options: BackendOptions | Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Inspection:
-    """Say what became of a model; of one without a program, what would for these inputs.
+    """Describe the program of a model; without one, the program for these inputs.
 
     No step runs. Through `torch.compile` the forward pass runs once, on copies of the inputs;
     parameters, buffers and attributes of the model and torch's generator are put back.
@@ -73,7 +73,7 @@ def _explained(
         run = compile_readably(gm, examples, options, record=records[-1])
 
         def run_graph(*arguments: Any) -> Any:
-            hold(arguments)  # also what a function closes over
+            hold(arguments)  # they include tensors that a function closes over
             return run(*arguments)
 
         return run_graph
@@ -82,7 +82,7 @@ def _explained(
     with (
         _left_as_it_was(x) as hold,
         skipped_frames() as skipped,
-        warnings.catch_warnings(action="ignore"),  # what they say is in the explanation
+        warnings.catch_warnings(action="ignore"),  # the explanation has their text
         compiled_anew(x, backend) as run,
     ):
         run(*own, **named)
@@ -101,8 +101,11 @@ def _copies(tree: Any) -> Any:
 
 @contextmanager
 def _left_as_it_was(model: object) -> Iterator[Callable[[Iterable[Any]], None]]:
-    """Put back what a call changes, also if it fails: tensors and attributes of a module, torch's
-    random numbers. Gives a function that adds tensors from elsewhere."""
+    """Undo a call's effects on tensors, attributes and torch's generator, also if it fails.
+
+    Yields:
+        A function that adds tensors from outside the module.
+    """
     owner = getattr(model, "__self__", model)
     modules = [*owner.modules()] if isinstance(owner, nn.Module) else []
     before: dict[int, tuple[Tensor, Tensor]] = {}
