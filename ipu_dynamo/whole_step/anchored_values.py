@@ -1,4 +1,4 @@
-"""Name what is inside a compiled model, and find what its anchors are of."""
+"""Name the values inside a compiled model, and find those of its anchors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class UnknownValue(CompileError):
 
 @dataclass(frozen=True, slots=True)
 class ValueNames:
-    """The names of what is inside a program; an anchor can be of each of them.
+    """The names of the values inside a program; an anchor can be of each of them.
 
     Args:
         variables: parameters, buffers, states of the optimiser, the loss scale.
@@ -37,7 +37,7 @@ class ValueNames:
 
 
 def value_names(compiled: Compiled) -> ValueNames:
-    """The names of what is inside a compiled model."""
+    """The names of the values inside a compiled model."""
     held = _held(compiled)
     trained = [name for update in updates(compiled.program) for name in update.parameters]
     return ValueNames(
@@ -52,7 +52,7 @@ def value_names(compiled: Compiled) -> ValueNames:
 def wanted_variables(
     compiled: Compiled, anchors: Mapping[str, Anchor]
 ) -> dict[str, RecordedVariable]:
-    """What the runtime has to keep for the anchors that are no streams of the program.
+    """The variables that the runtime has to record for anchors that are no output streams.
 
     Raises:
         UnknownValue: there is nothing of an anchor's name.
@@ -105,7 +105,7 @@ def _kept(compiled: Compiled) -> dict[str, str]:
 
 
 def _in_force(compiled: Compiled) -> list[str]:
-    """The numbers of a step, of which the last one is that of the last step."""
+    """The variables with numbers of a step: the final value of one is that of the last step."""
     return [v.name for v in compiled.program.variables if v.kind == "loss_scale"]
 
 

@@ -148,7 +148,7 @@ def compile_inference(
         model: a module or a function on tensors; its train or eval mode is read when compiling.
         options: see `ipu_dynamo.Options`.
         own_weights: compute on copies of parameters and buffers, which `write_weights` renews
-            when the model's have changed. What only the program can write may also be kept in the
-            order that its matrix products read fastest.
+            when the model's have changed. Tensors that only the program can write may also be kept
+            in the order that its matrix products read fastest.
     """
     return CompiledModel(model, Options.read(options), optimizer=None, own_weights=own_weights)

@@ -49,24 +49,24 @@ class Compiled:
     """A program, and what connects it to the model that it was made from.
 
     Args:
-        host: the program, and what this computer does for it.
-        written: the same before its form was decided: functions write.
-        machine: for which it was decided.
+        host: the program, in the form for this computer.
+        written: the same before the form of a step was chosen: its functions write variables.
+        machine: the one that the form was chosen for.
         structure: how the program's outputs make up the model's return value.
         tensors: the model's own tensors, by the name of the variable that they initialise.
-        roles: what each variable and input is, by name.
+        roles: of each variable and input, by name.
         input_names: the program's names of the caller's tensors, in order.
         devices: the torch device of every IPU.
         loss_scale: the first factor on the loss.
-        costs: what the model was cut by, if the strategy cuts it.
-        passes: what each pass did.
+        costs: of operators, by which the strategy has cut the model, if it has.
+        passes: a record of each pass that ran.
         host_changes: plain tensors of the model that forward changes in place, with the values that
             its one run gives them.
         outside: tensors of the user's that the trace took by their value.
         names: of the values that operators make.
         gradients: which of them, and of the parameters, have a gradient.
         anchors: the output stream of each anchor that is one.
-        host_functions: what the program calls; they are known while somebody keeps them.
+        host_functions: the host functions that the program calls; this reference keeps them alive.
     """
 
     host: HostProgram
@@ -89,7 +89,7 @@ class Compiled:
 
     @property
     def program(self) -> Program:
-        """What every IPU does."""
+        """The work of every IPU."""
         return self.host.program
 
 
@@ -194,7 +194,7 @@ def _captured(
     *,
     training: bool,
 ) -> tuple[Traced, Options, tuple[torch.device, ...]]:
-    """Trace a model; returns the options with what is known of it, and the devices of IPUs, too."""
+    """Trace a model; also returns the options with facts of the model, and the IPUs' devices."""
     options = with_known_groups(model, options)
     devices = devices_to_use(
         options.device_names, [*(t for _, t in named_tensors(model)), *example.tensors]
@@ -224,7 +224,7 @@ def _captured(
 
 @dataclass(frozen=True)
 class LoweringInputs:
-    """What the passes are told beside the options; see `compile_model`."""
+    """The inputs of the passes in addition to the options; see `compile_model`."""
 
     groups: Sequence[UpdateGroup]
     machine: Machine
@@ -236,7 +236,7 @@ class LoweringInputs:
 def fused_again(
     written: HostProgram, options: Options, machine: Machine, hyperparameters: Hyperparameters
 ) -> HostProgram:
-    """What runs with other hyperparameters, of which others may be zero.
+    """The program for other hyperparameters; a fused step leaves out terms that are zero.
 
     Args:
         written: as `Compiled` has it.
@@ -299,7 +299,7 @@ def _program(
 
 
 def _to_keep(compiled: Compiled) -> ReadyMade:
-    """What a cache keeps of a compiled model."""
+    """The parts of a compiled model that a cache keeps."""
     kinds = {variable.name: variable.kind for variable in compiled.program.variables}
     constants = {
         name: tensor.detach().cpu()

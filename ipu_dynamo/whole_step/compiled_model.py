@@ -52,11 +52,11 @@ from ipu_dynamo.whole_step.step_settings import StepSettings
 from ipu_dynamo.whole_step.weights import weights_elsewhere
 from ipu_dynamo.whole_step.weights.weight_exchange import WeightExchange
 
-OnSend = Callable[[int, Any], object]  # a device iteration, and what it returns
+OnSend = Callable[[int, Any], object]  # a device iteration, and its result
 
 
 class Parts(NamedTuple):
-    """What a compiled model consists of, beside its executable.
+    """The parts of a compiled model, without its executable.
 
     Args:
         arguments: of the call that it was compiled for, without the values of tensors.
@@ -81,7 +81,7 @@ class Resumed(Protocol):
         groups: Sequence[Group],
         settled: Mapping[str, int],
     ) -> None:
-        """Write states and random state into a program that nobody has called yet.
+        """Write states and random state into a program that was not called yet.
 
         Raises:
             InputError: they are not those of this program.
@@ -185,20 +185,20 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
 
     @property
     def parts(self) -> Parts:
-        """What it consists of, once compiled, for whoever saves it."""
+        """Its parts, once compiled; `save` reads them."""
         compiled, _ = self._ready()
         assert self._engine is not None
         assert self._expected is not None
         return Parts(compiled, self._expected.first, self._engine, self._figures, self._own_weights)
 
     def anchored(self, name: str) -> Tensor:
-        """What the anchor `name` of the options was in the last complete call.
+        """The value of the anchor `name` of the options in the last complete call.
 
         Args:
             name: of the anchor.
 
         Raises:
-            InputError: there is no such anchor, or no call yet.
+            InputError: the options have no anchor of this name, or there was no call yet.
         """
         if name not in self._anchored:
             known = ", ".join(self.options.anchors) or "none"
@@ -232,8 +232,10 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
             return self._lowering().program_for(given, micro_batch=micro_batch)
 
     def __ipu_explain__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inspection:
-        """What becomes of the model: of a compiled one what became of it, and else what would for
-        these arguments; then a program is made and thrown away, and no function is compiled."""
+        """Inspect the model as it is compiled, or would be for these arguments.
+
+        In the second case a program is made and thrown away, and no function is compiled.
+        """
         if self.is_compiled:
             return self.__ipu_inspect__()
         with (
@@ -261,7 +263,7 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
             self.finish_compiling()
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
-        """Do what the first call with arguments like these would do before it runs its steps.
+        """Do the work of a first call with arguments like these, except its steps.
 
         With `start="now"` functions may not be compiled yet. Else it does what `compile` does.
 
@@ -284,17 +286,18 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
         Args:
             args: positional arguments of the model's forward. Each tensor has as many rows as all
                 micro-batches of the call have together.
-            on_send: is called with the number of each device iteration, from 0, and with what the
-                call would return if it were the only one; in order, on this thread, as soon as the
-                iteration is complete: in training with its update. Of a pipeline others run
-                meanwhile. What it raises ends the call behind that iteration: weights are those of
-                the last complete update; in inference buffers are as before the call. It must not
-                call this model, nor read its weights. Values that it writes count from the next
-                update on; a fused step refuses weights, whose memory is the model's.
+            on_send: is called with the number of each device iteration, from 0, and with the result
+                that a call of this iteration alone would have. Calls are in order, on this thread,
+                as soon as the iteration is complete: in training with its update. In a pipeline
+                other iterations run meanwhile. An exception from it ends the call after that
+                iteration: weights are those of the last complete update; in inference buffers are
+                as before the call. It must not call this model, nor read its weights. Values that
+                it writes count from the next update on; a fused step refuses weights, whose memory
+                is the model's.
             kwargs: keyword arguments of the model's forward, with as many rows.
 
         Returns:
-            What forward returns, with tensors joined by the output mode.
+            The result of forward, with tensors joined by the output mode.
         """
 
         def tensors() -> Sequence[Tensor]:
@@ -386,15 +389,14 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
 
     @property
     def changed_mode(self) -> str | None:
-        """What module is in another mode than when it was compiled, in words; None: all are in
-        the mode that they had."""
+        """A text that names a module whose mode has changed since it was compiled; None: none."""
         return self._unchanged.changed_mode() if self._unchanged is not None else None
 
     def _check_model(self) -> None:
-        """Hold the model to what it was when it was compiled.
+        """Check that the model is as it was when it was compiled.
 
         Raises:
-            InputError: a tensor or module was replaced, lies elsewhere, or has another setting.
+            InputError: a tensor or module was replaced, moved, or has another setting.
         """
         assert self._unchanged is not None
         self._unchanged.check_tensors()
@@ -418,7 +420,7 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
         transport = ranks.transport_of(self.options)
         with (
             compile_lock() if transport is None else nullcontext(),
-            torch.inference_mode(False),  # what is made outlives the call
+            torch.inference_mode(False),  # its tensors outlive the call
             compilation(model_name(self.model), show=self.options.progress) as times,
             noting() as warned,
             skipping_sources(self.options.skipped_sources),
@@ -460,7 +462,7 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
             self._states_of_checkpoint = self._link.snapshot()  # with those of rank 0
 
     def _resume(self, program: Program, executable: Executable, groups: Sequence[Group]) -> None:
-        """Give a program that nobody has called the state of the checkpoint, if there is one."""
+        """Give a new program the state of the checkpoint, if there is one."""
         if self.checkpoint is not None:
             self.checkpoint.give(program, executable, groups, self.settled_counters)
 
@@ -536,6 +538,6 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
 
 
 def _returned(compiled: Compiled, results: Mapping[str, Tensor]) -> Any:
-    """What forward returns, of the tensors of the output streams."""
+    """Build the result of forward from the tensors of the output streams."""
     positions = map(str, range(len(compiled.structure.tensors)))
     return compiled.structure.rebuild([*map(results.__getitem__, positions)])

@@ -8,7 +8,7 @@ from ipu_dynamo.whole_step.compile_model import Compiled
 
 
 class CompiledState:
-    """What the parts of a CompiledModel stand on: a program and its executable, or neither."""
+    """The common state of a CompiledModel's parts: a program and its executable, or neither."""
 
     options: Options
     _compiled: Compiled | None
@@ -35,7 +35,7 @@ class CompiledState:
 
     @property
     def executable(self) -> Executable:
-        """What runs the program, once compiled: its schedule, its timeline when recorded."""
+        """The executable of the program, once compiled: it has the schedule and the timeline."""
         return self._ready()[1]
 
     def _ready(self) -> tuple[Compiled, Executable]:

@@ -14,7 +14,7 @@ from ipu_dynamo.whole_step.compiled_model import CompiledModel
 
 
 class FreeRows:
-    """What `ipu_dynamo.free_rows` returns: call it with any number of rows.
+    """The result of `ipu_dynamo.free_rows`: call it with any number of rows.
 
     Args:
         compiled: as for `ipu_dynamo.free_rows`.
@@ -34,7 +34,7 @@ class FreeRows:
         self.rows = batching.splits * program.inputs[0].type.shape[0]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns of these rows.
+        """Run the model on these rows, and return its result.
 
         The rows of a call that are missing are copies of the last one, and their results are cut
         off.

@@ -1,4 +1,4 @@
-"""Say what a compiled model consists of, and what it did."""
+"""Show the parts of a compiled model, and records of its runs."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ _OTHER_UPDATE = "this computer runs its update when the optimiser's numbers are 
 
 
 class CompiledMembers(CompiledState):
-    """What can be looked at in a compiled model; nothing here changes it."""
+    """The members of a compiled model that only read it."""
 
     training: bool
     _engine: Engine | None
@@ -27,11 +27,11 @@ class CompiledMembers(CompiledState):
 
     @property
     def _name(self) -> str:
-        """What the model is called."""
+        """The model's name."""
         raise NotImplementedError
 
     def __ipu_inspect__(self) -> Inspection:
-        """What became of the model; no program before it is compiled."""
+        """Inspect the model as it is compiled; it has no program before it is compiled."""
         if self._compiled is None or self._executable is None:
             return self._inspection((), (), self._warned, "")
         entry = ProgramEntry(self.program, HostEntry.of(self._executable))
@@ -78,7 +78,7 @@ class CompiledMembers(CompiledState):
 
     @property
     def schedule(self) -> Schedule:
-        """What each IPU does when, once compiled: printed as text, drawn by its `svg()`.
+        """The schedule of each IPU, once compiled: printed as text, drawn by its `svg()`.
 
         It has a row for each IPU of every replica, and repeats forward passes as the program says.
         `executable.schedule` is the one that the threads of this computer follow; several IPUs may
@@ -88,8 +88,10 @@ class CompiledMembers(CompiledState):
 
     @property
     def rank_plan(self) -> RankPlan | None:
-        """What each rank of the mesh has of the program, and what ranks send each other, once
-        compiled; None without a mesh."""
+        """Each rank's part of the program, and the messages between ranks, once compiled.
+
+        None without a mesh.
+        """
         rows, columns = self.options.grid
         return None if rows * columns == 1 else RankPlan(self._ready()[0].program, rows, columns)
 
@@ -106,7 +108,7 @@ class CompiledMembers(CompiledState):
 
     @property
     def value_names(self) -> ValueNames:
-        """The names of what is inside the program, once compiled."""
+        """The names of the values inside the program, once compiled."""
         return value_names(self._ready()[0])
 
     @property

@@ -1,6 +1,6 @@
 """Make a program of a model, alone or together with the other ranks of a mesh, and bring it up.
 
-Whoever runs the program gets it when it is complete; until then what ran before is untouched.
+The caller gets the program when it is complete; until then the program before is not changed.
 """
 
 from collections.abc import Callable, Sequence
@@ -107,7 +107,7 @@ class LoweredModel(NamedTuple):
         return write_decided(functions, self.engine, self.machine.figures)
 
     def facts(self, model: Model) -> Facts:
-        """What other ranks must have, too."""
+        """The facts that must be equal on all ranks."""
         engine = self.engine.name
         if engine == "inductor":  # the environment may say how functions are checked
             engine += f", check_compiled={self.engine.checks.check}"
@@ -120,7 +120,7 @@ Adopt = Callable[[LoweredModel, Executable, Transport | None], None]
 
 @dataclass(frozen=True)
 class Lowering:
-    """What a model is compiled with.
+    """Compile a model with these settings.
 
     Args:
         model, options: what to compile, and how.
@@ -131,7 +131,7 @@ class Lowering:
         ready: the program that it becomes; then only those passes run that say how.
         engine: of the functions; None: that of the options.
         prepare: is called before the model is traced, when ranks have their common weights.
-        resume: gives a program, which nobody has called yet, the state of a checkpoint.
+        resume: gives a program that was not called yet the state of a checkpoint.
     """
 
     model: Model
@@ -246,7 +246,7 @@ class Lowering:
                 adopt(lowered, executable, transport)
 
     def _costs(self, given: Arguments, share: Share) -> Costs:
-        """What operators take, by which the strategy cuts the model."""
+        """The costs of operators, by which the strategy cuts the model."""
         split = ranks.batching(self.options, share, training=self.training)
         return costs_of_model(
             self.model,
@@ -323,10 +323,10 @@ class Lowering:
     def _with_groups(
         self, make: Callable[[Sequence[Group]], Made], reading: GroupsSnapshot
     ) -> tuple[Made, GroupsSnapshot]:
-        """Make something with the optimiser's groups, of which those may stay that can be traced.
+        """Call `make` with the optimiser's groups; again without parameters that have no gradient.
 
         Returns:
-            What was made, and the groups that it was made with.
+            The result of `make`, and the groups that it was made with.
         """
         try:
             return make(reading.groups), reading
@@ -372,7 +372,9 @@ class Lowering:
         return executable
 
     def _meanwhile(self, lowered: LoweredModel) -> Callable[[], FormInputs] | None:
-        """What makes the form that runs steps until functions are compiled; None: they are first.
+        """A function that makes the form of steps before functions are compiled.
+
+        None: functions are compiled before the first step.
 
         It is the form that the eager engine would have.
         """
@@ -407,7 +409,7 @@ class Lowering:
 
 
 def model_name(model: Model) -> str:
-    """What a model is called, in messages."""
+    """The name of a model in messages."""
     if isinstance(model, nn.Module):
         return str(model._get_name())
     return str(getattr(model, "__name__", type(model).__name__))

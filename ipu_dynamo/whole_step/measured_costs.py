@@ -1,6 +1,6 @@
-"""Find out once what a model's operators take here, so that it can be cut into equal stages.
+"""Measure a model's operators once on this machine, to cut the model into equal stages.
 
-Where nothing can be kept nothing is measured: another process would cut the model otherwise.
+If results cannot be kept, nothing is measured: another process would cut the model otherwise.
 """
 
 import logging
@@ -27,12 +27,12 @@ from ipu_dynamo.tune.machine_name import machine_name
 from ipu_dynamo.tune.operator_times import operator_times
 
 log = logging.getLogger(__name__)
-_known: dict[Path, Costs] = {}  # what this process has read, by file
+_known: dict[Path, Costs] = {}  # those that this process has read, by file
 _DIRECTIONS = ("forward", "backward")
 
 
 def with_costs(capture: Traced, options: Options, *, loss: int | None) -> Options:
-    """`options` with what every operator takes, if the strategy is to cut the model by that.
+    """`options` with the seconds of every operator, if the strategy cuts the model by them.
 
     Args:
         capture: fresh from tracing; left as it is.
@@ -47,9 +47,9 @@ def with_costs(capture: Traced, options: Options, *, loss: int | None) -> Option
 
 
 def measured_costs(capture: Traced, options: Options, *, loss: int | None) -> Costs:
-    """Seconds of each operator, forward and backward: measured, or what was measured before.
+    """Seconds of each operator, forward and backward: measured now or before.
 
-    Estimated where no folder keeps what is measured.
+    They are estimated if no folder keeps measurements.
     """
     alone = replace(options, recompute="off", recompute_budget=None)
     steps = [

@@ -1,4 +1,4 @@
-"""Predict what an IPU system would need for a model or a program: memory, cycles, a verdict."""
+"""Predict memory, cycles and a verdict for a model or a program on an IPU system."""
 
 from dataclasses import fields
 from typing import Any
@@ -45,7 +45,7 @@ def predict(
         kwargs: keyword arguments, of the same size.
 
     Raises:
-        OptionError: no such machine, or it has too few IPUs.
+        OptionError: the machine is not known, or has too few IPUs.
         CompileError: the model cannot be compiled.
         InputError: arguments that are not wanted here.
     """

@@ -1,4 +1,4 @@
-"""Say and set what the next step takes beside inputs and weights: loss scale, random numbers."""
+"""Read and set the inputs of a step other than data and weights: loss scale, random state."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from ipu_dynamo.whole_step.weights.initial_state import loss_scale_variable
 
 
 class StepSettings(CompiledState):
-    """What a compiled model does differently from the next call on, without compiling again."""
+    """Settings of a compiled model that act from the next call on, without compiling again."""
 
     @property
     def loss_scale(self) -> float:
@@ -25,14 +25,16 @@ class StepSettings(CompiledState):
 
     @property
     def random_state(self) -> tuple[int, int]:
-        """What the next call's random numbers depend on, once compiled: the seed, and the device
+        """The state of random numbers for the next call, once compiled: the seed, and the device
         iterations that were completed since it was set."""
         executable = self.executable
         return executable.seed, executable.step
 
     def set_random_state(self, seed: int, step: int = 0) -> None:
-        """Let the next call draw what a call draws that begins at device iteration `step` of
-        `seed`, as `random_state` gave them."""
+        """Set the state of random numbers for the next call, as `random_state` returned it.
+
+        The call draws as one that begins at device iteration `step` of `seed`.
+        """
         self.executable.set_random_state(seed, step)
 
     def set_loss_scale(self, value: float) -> None:

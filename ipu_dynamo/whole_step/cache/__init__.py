@@ -1,4 +1,4 @@
-"""Find the program of a model compiled before: no pass runs again but for the form of a step.
+"""Find the program of a model compiled before: only passes for the form of a step run again.
 
-A program is found by everything that decides it, and taken only for the model that was traced.
+The key of a program has everything that decides it. It is taken only for the model that was traced.
 """

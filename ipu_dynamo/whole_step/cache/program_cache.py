@@ -1,9 +1,9 @@
 """Keep programs in a folder of the user's choice, so that the next process runs few passes.
 
-What lies in the folder is data: who can write it can change what a program computes, and runs no
-code. A folder that nobody else can write has the host program, too, which no verifier checks; from
-another one only the program is taken, and the host passes run again. Compiled functions lie in the
-package's own folder (`tune/artifact_store.py`).
+The files in the folder are data: a user who can write them can change the results of a program, but
+cannot run code. No verifier checks the host program. So it is taken only from a folder that no
+other user can write. From others only the program is taken, and the host passes run again. Compiled
+functions are in the package's own folder (`tune/artifact_store.py`).
 """
 
 import logging
@@ -37,9 +37,9 @@ _WAIT = 600.0  # seconds for another process that compiles the same program
 
 
 class ProgramCache:
-    """Programs by key in a folder, of which the oldest go when there is no room.
+    """Programs by key in a folder; the oldest are removed when there is no room.
 
-    Whatever is wrong with folder or files costs a compilation, and one line of the log says why.
+    A fault of the folder or its files costs a compilation, and one line of the log says why.
 
     Args:
         folder: is made if it is not there.
@@ -58,7 +58,7 @@ class ProgramCache:
 
     @contextmanager
     def alone(self, key: str) -> Iterator[None]:
-        """Wait while another process compiles this program; one that dies waits for nobody."""
+        """Wait while another process compiles this program; its lock ends with the process."""
         with suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
@@ -107,7 +107,7 @@ class ProgramCache:
         return self._folder / f"{key}{_END}"
 
     def _make_room(self) -> None:
-        """Remove what was not used for longest, down to the limit."""
+        """Remove the least recently used programs, down to the limit."""
         if not self._limit:
             return
         files = []
@@ -149,7 +149,7 @@ def _write(path: Path, key: str, ready: ReadyMade) -> None:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether nobody else can write a folder; one line of the log says that others can."""
+    """Whether only this user can write a folder; if others can, one line of the log says so."""
     if not hasattr(os, "geteuid"):
         return True  # Windows: the folder inherits the access list of the user's profile
     try:

@@ -46,11 +46,11 @@ def program_key(
 
     Integers that the model has may become constants, so their values count.
 
-    None where something in the graph has no text, so that nobody knows what it does.
+    None if something in the graph has no text: its effect is not known.
 
     Args:
         capture: fresh from tracing.
-        more: what else the passes are told. Whatever they are told has to be here.
+        more: all other inputs of the passes. An input that is missing here makes the key wrong.
     """
     try:
         parts = [
@@ -70,7 +70,7 @@ def program_key(
 
 
 def _lines(capture: Traced) -> Iterator[str]:
-    """A text of all that a capture computes, the bodies of its loops and branches behind them.
+    """A text of all operators of a capture, with the bodies of loops and branches after them.
 
     Raises:
         ValueError: something in it has no text.
@@ -158,7 +158,7 @@ def _value(value: Any) -> str:
 
 
 def _settings() -> tuple[object, ...]:
-    """What of the process and of PyTorch passes may depend on."""
+    """The settings of the process and of PyTorch that passes may depend on."""
     cuda = torch.backends.cuda
     attention = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()
     return (

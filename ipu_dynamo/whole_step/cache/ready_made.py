@@ -19,8 +19,8 @@ class ReadyMade:
     """A program, and what compiling the model again would find out.
 
     Args:
-        host: the program, and what this computer does for it.
-        constants: values of its variables that are none of the model's tensors.
+        host: the program, in the form for this computer.
+        constants: values of its variables that are not tensors of the model.
         input_names: the program's names of the caller's tensors, in order.
         names, gradients, anchors: of values, as `Compiled` has them.
         figures: that decide how functions are compiled; None: those of this machine.

@@ -1,4 +1,4 @@
-"""Make of the tensors of a call what the streams of its program read."""
+"""Make the inputs of a program's streams from the tensors of a call."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -19,7 +19,7 @@ class CallInputs:
 
     Args:
         names: of the streams, in the order of the tensors of a call.
-        warned: inputs of which a warning has told that numbers are lost; gets those of later calls.
+        warned: inputs with a warning already that numbers are lost; calls add theirs.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class CallInputs:
         self._synthetic: dict[str, Tensor] | None = None  # the same in every call
 
     def of(self, tensors: Sequence[Tensor], executable: Executable) -> Mapping[str, Tensor]:
-        """What each stream reads in a call with these tensors.
+        """The tensor that each stream reads in a call with these tensors.
 
         Raises:
             InputError: an input that the model changes in place shares memory with another one.
@@ -48,7 +48,7 @@ class CallInputs:
         return inputs
 
     def give_back(self, tensors: Sequence[Tensor], results: Mapping[str, Tensor]) -> None:
-        """Let the tensors of a call be what the model has changed them to."""
+        """Copy the values of inputs that the model has changed into the tensors of the call."""
         for name in self._changed:
             tensors[self._names.index(name)].copy_(results[name])
 

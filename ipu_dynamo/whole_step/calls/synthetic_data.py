@@ -1,4 +1,4 @@
-"""Make the inputs of a call instead of reading them, and give back nothing of what it computes.
+"""Make the inputs of a call instead of reading them, and return zeros as its results.
 
 Source: PopTorch user guide, "poptorch.Options.enableSyntheticData".
 """
@@ -9,7 +9,7 @@ from torch import Tensor
 from ipu_dynamo.program import Program
 from ipu_dynamo.runtime.execute.host_io.batching import Batching
 
-_SEED = 0  # not torch's generator: a call should not change what the user draws
+_SEED = 0  # not torch's generator: a call should not change the user's draws
 
 
 def synthetic_inputs(
@@ -33,5 +33,5 @@ def synthetic_inputs(
 
 
 def without_contents(results: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Zeros in place of what a call returned."""
+    """Replace the results of a call by zeros."""
     return {name: torch.zeros_like(value) for name, value in results.items()}

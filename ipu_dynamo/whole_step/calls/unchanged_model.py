@@ -24,7 +24,7 @@ _requires_grad, _training = attrgetter("requires_grad"), itemgetter("training")
 
 
 class _Slot(NamedTuple):
-    """What a module held under a name when it was compiled."""
+    """The value of a module's attribute when the model was compiled."""
 
     held: dict[str, Any]  # the module's own dictionary
     name: str
@@ -122,7 +122,7 @@ class UnchangedModel:
                 )
 
     def changed_mode(self) -> str | None:
-        """What module is in another mode than it was; None: all are in theirs."""
+        """Say which module is in another mode than when it was compiled; None: no module is."""
         if all(map(is_, map(_training, self._attributes), self._modes)):
             return None
         modules = zip(self._paths, self._attributes, self._modes, strict=True)

@@ -17,26 +17,26 @@ class TracedUpdate(Optimizer):
     """An update that is one function of everything, for `compile_training`.
 
     It is traced once, and part of the program. Parameters may be updated by each other's gradients:
-    a norm of all of them, or whether all are finite. Outside a program `step` does what the program
-    does, with the parameters' own gradients.
+    a norm of all of them, or whether all are finite. Outside a program `step` makes the same
+    update, with the parameters' own gradients.
 
     Args:
-        state: what the update keeps from step to step: names and tensors, or numbers, which become
-            tensors. A tensor is read and written in place: when the state is exchanged, by
+        state: the values that the update keeps between steps: tensors by name, or numbers, which
+            become tensors. A tensor is read and written in place: when the state is exchanged, by
             `state_dict` and `load_state_dict` or by `read_optimizer_state` and
             `write_optimizer_state` of the compiled model. A state that is combined with one
             parameter only lives with it; one called as a parameter, a dot and a word is that
             variable of the program. All others are on one IPU.
         apply: takes gradients and weights, by the parameters' names in the model, states and
-            hyperparameters, by theirs; returns new weights and new states. What it leaves out stays
-            as it is. It runs while tracing only. Parameters without a gradient are in neither of
-            the first two. Gradients are those of the whole step: summed over micro-batches and
-            replicas, averaged, unscaled and clipped as the options say. Those of weights in half
-            precision are float32, and so are these weights; what it returns for them is rounded.
+            hyperparameters, by theirs; returns new weights and new states. Names that it leaves out
+            are not changed. It runs while tracing only. Parameters without a gradient are in
+            neither of the first two. Gradients are those of the whole step: summed over
+            micro-batches and replicas, averaged, unscaled and clipped as the options say. Weights
+            in half precision and their gradients come as float32, and the new weights are rounded.
         hyperparameters: numbers, in `param_groups[0]`, where learning rate schedulers find them. A
-            change acts from the next call on. While tracing they are symbols: what `apply` decides
-            by them in Python is traced again when it would be decided otherwise. By tensors it
-            decides with `torch.where`.
+            change acts from the next call on. While tracing they are symbols. If a decision of
+            `apply` in Python would change with their values, it is traced again. It decides by
+            tensors with `torch.where`.
 
     Raises:
         CompileError: when the program is compiled, with the line: `apply` asks for the value of a
@@ -103,7 +103,7 @@ class TracedUpdate(Optimizer):
         new_weights, new_states = _checked_pair(new)
         _check("weight", new_weights, weights)
         _check("state", new_states, states)
-        # copies: what is written may be what another result is
+        # copies: a tensor that is written may also be another result
         changed = [(weights[name], value.clone()) for name, value in new_weights.items()]
         changed += [(states[name], value.clone()) for name, value in new_states.items()]
         for target, value in changed:

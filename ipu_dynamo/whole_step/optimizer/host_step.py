@@ -14,7 +14,7 @@ def describe_host(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> tup
     """The groups of an optimiser of any class.
 
     Raises:
-        CompileError: it trains what is not in `parameters`.
+        CompileError: it trains a tensor that is not in `parameters`.
     """
     names: dict[int, str] = {}
     for name, tensor in parameters.items():
@@ -51,7 +51,7 @@ class HostOptimizer:
         self._optimizer, self._parameters, self._held = optimizer, parameters, held
 
     def __call__(self, gradients: Mapping[str, Tensor]) -> None:
-        """Make a step; what has no gradient in the program is left alone."""
+        """Make a step; parameters without a gradient in the program are not changed."""
         parameters = self._parameters()
         try:
             for name, gradient in gradients.items():

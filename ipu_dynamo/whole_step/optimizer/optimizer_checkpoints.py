@@ -1,4 +1,4 @@
-"""Give an optimiser one state, whoever makes its steps: compiled programs, or Python."""
+"""Give an optimiser one state, also if compiled programs and Python make its steps in turn."""
 
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
@@ -24,7 +24,7 @@ class _Step(Protocol):
 
 
 class NewestState:
-    """Which of its compiled steps has the newest state of an optimiser.
+    """Knows the compiled step that has the newest state of an optimiser.
 
     The optimiser's hooks hold this object. It holds the step, whose state would else be lost with
     it. A `DualView` compares two copies; here each step has one, and the optimiser has another.
@@ -62,10 +62,10 @@ _newest: WeakKeyDictionary[Optimizer, "ref[NewestState]"] = WeakKeyDictionary()
 
 
 def follow_checkpoints(step: _Step, optimizer: Optimizer) -> NewestState:
-    """What the compiled steps of an optimiser share, `step` among them.
+    """Add hooks that exchange the optimiser's state; return the object its steps share.
 
-    `optimizer.state_dict()` and `optimizer.step()` read the newest state before; after
-    `load_state_dict`, `step` has what was loaded.
+    `optimizer.state_dict()` and `optimizer.step()` read the newest state first. After
+    `load_state_dict`, `step` has the loaded state.
 
     Raises:
         CompileError: the optimiser was not initialised.

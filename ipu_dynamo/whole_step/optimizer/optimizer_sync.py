@@ -112,7 +112,7 @@ class OptimizerLink:
         return GroupsSnapshot(groups, self._numbers_now(self.optimizer))
 
     def take(self, reading: GroupsSnapshot) -> None:
-        """Use what was read, now that a program is compiled for it."""
+        """Use these groups, now that a program is compiled for them."""
         self._reading = reading
 
     def set(self, optimizer: torch.optim.Optimizer) -> None:
@@ -149,7 +149,7 @@ class OptimizerLink:
         return [group.values for group in self._reading.groups]
 
     def known(self, reading: GroupsSnapshot) -> tuple[States, dict[str, Tensor]]:
-        """What a new program goes on from: states of the optimiser, and of its loss scale."""
+        """The first states of a new program: those of the optimiser, and of its loss scale."""
         if not self.live:
             return {}, {}
         if self.traced is not None:
@@ -213,7 +213,7 @@ class OptimizerLink:
         return retrace(program, step, self.groups, options)
 
     def host(self, executable: Executable) -> HostOptimizer:
-        """What makes the optimiser's step in Python."""
+        """The object that makes the optimiser's step in Python."""
         return HostOptimizer(lambda: self.optimizer, self._parameters, executable.whole)
 
     def _parameters(self) -> dict[str, Tensor]:

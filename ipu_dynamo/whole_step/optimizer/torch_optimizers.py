@@ -61,7 +61,7 @@ def describe(
             the subclass's own.
 
     Raises:
-        CompileError: for an optimiser that has no rule, or trains what is not in `parameters`.
+        CompileError: the optimiser has no rule, or trains a tensor that is not in `parameters`.
     """
     read = _READERS[_supported_class(optimizer, treat_as)]
     names: dict[int, str] = {}
@@ -244,10 +244,10 @@ def name_of(tensor: Tensor, names: Mapping[int, str], group: int, place: int) ->
 
 
 def _completed(rule: Rule, compiled: Rule) -> Rule:
-    """`given` with what a torch optimiser leaves open as in `compiled`.
+    """`rule`, with the choices that a torch optimiser does not make as in `compiled`.
 
-    These are the flags and dtypes that torch has no word for, and whether there is a momentum
-    tensor: a compiled momentum can become 0, so that it is not used, but not the reverse.
+    These are the flags and dtypes that torch optimisers do not have, and whether there is a
+    momentum tensor. A compiled momentum can become 0, so that it is not used, but not the reverse.
     """
     match rule, compiled:
         case SGD(), SGD():

@@ -32,7 +32,7 @@ _AGAIN = "compile the model again with this optimizer"
 
 
 class TracedOptimizer:
-    """What was traced of an optimiser.
+    """The traced steps of an optimiser.
 
     Invariant: `variants` and `steps` are of the last `describe`.
 
@@ -40,7 +40,7 @@ class TracedOptimizer:
         options: which passes on the update are left out.
 
     Attributes:
-        passes: what each pass did to the steps that were traced last.
+        passes: a record of each pass on the steps that were traced last.
     """
 
     def __init__(self, options: Options) -> None:
@@ -91,7 +91,7 @@ class TracedOptimizer:
         """Trace the step of `optimizer`; one group for each of its own.
 
         Raises:
-            CompileError: it cannot be traced, or trains what is not in `parameters`.
+            CompileError: it cannot be traced, or trains a tensor that is not in `parameters`.
         """
         for index, group in enumerate(optimizer.param_groups):
             if group.get("differentiable"):
@@ -115,9 +115,9 @@ class TracedOptimizer:
     def _traced(self, optimizer: Optimizer, names: Mapping[int, str]) -> UpdateFunctions:
         """Trace the steps of an optimiser.
 
-        Torch steps alike tensor by tensor and with lists of tensors (`foreach`), and the first is
-        what many parameters are traced by few of. Where that does not trace, what the groups say
-        of `foreach` counts: the two are different code, of other people.
+        Torch computes the same tensor by tensor and with lists of tensors (`foreach`). The first
+        form allows few parameters to be traced for many. If it cannot be traced, the groups'
+        setting of `foreach` is tried: in optimisers of others the two are different code.
         """
         try:
             world = world_of(optimizer, names, self._without)
@@ -202,7 +202,7 @@ class TracedOptimizer:
         return tuple(refreshed)
 
     def _fixed_paths(self) -> set[str]:
-        """What no step changes by itself."""
+        """The paths of values that no step changes by itself."""
         worlds = [{x.path: x.value for x in world.leaves} for world in self.variants.worlds]
         first, *others = worlds
         return {
@@ -257,8 +257,10 @@ class TracedOptimizer:
         raise InputError("the optimizer's state is of another kind than the program's", hint=_AGAIN)
 
     def _note_counts(self, optimizer: Optimizer) -> None:
-        """Note what the optimiser shows of the numbers that belong to no parameter, and that its
-        steps change: whoever writes them later means something."""
+        """Note the optimiser's numbers that its steps change and that belong to no parameter.
+
+        If one of them differs later, the user has changed it.
+        """
         counters = self.variants.plan.counters
         self._counts = {p: v for p, v in settings_of(optimizer).items() if p in counters}
 
@@ -372,7 +374,7 @@ def _key(steps: Sequence[TracedStep]) -> str:
 
 
 def _names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[int, str]:
-    """The names of what the optimiser trains."""
+    """The names of the optimiser's parameters."""
     names: dict[int, str] = {}
     for name, tensor in parameters.items():
         names.setdefault(id(tensor), name)
@@ -412,7 +414,7 @@ def settings_of(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _kinds(world: World, trained: Collection[str]) -> dict[str, Any]:
-    """Of the states of these parameters, what they are."""
+    """The shape or class of each state of these parameters, by path."""
     return {
         leaf.path: (tuple(leaf.value.shape) if leaf.is_tensor else type(leaf.value))
         for leaf in world.leaves

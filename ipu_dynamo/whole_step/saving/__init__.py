@@ -1,5 +1,5 @@
 """Save compiled models, and bring them up again in another process, without their modules.
 
-What is loaded goes on as what was saved would have: with the same bits, where machine and versions
+A loaded model goes on as the saved one would have: with the same bits, if machine and versions
 match.
 """

@@ -1,4 +1,4 @@
-"""Hold what a file says in several places to agree, before memory is taken for what it says."""
+"""Check that repeated facts of a file agree, before memory is allocated by them."""
 
 from collections.abc import Mapping
 from math import prod

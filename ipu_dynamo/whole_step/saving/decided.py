@@ -1,4 +1,4 @@
-"""Write down what this machine decided for a program, and take it over where it is the same one."""
+"""Write this machine's decisions for a program, and read them back on the same machine."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -27,7 +27,7 @@ _SIZES = ("x", "weight", "stride", "padding")  # of convolutions
 def write_decided(
     functions: Iterable[Function], engine: Engine, figures: Figures | None
 ) -> dict[str, Any]:
-    """What decides how functions are compiled here, as JSON.
+    """Write the figures by which functions are compiled here, as JSON.
 
     Args:
         figures: those that the engine was given; None: those of this machine.
@@ -59,7 +59,7 @@ def read_decided(written: Mapping[str, Any], engine: Engine) -> Figures | None:
 
 
 def _here(engine: Engine) -> dict[str, Any]:
-    """What has to be the same where decisions are to be those that were saved."""
+    """The facts that must be equal for saved decisions to be used."""
     return {
         "machine": machine_name(),
         "threads": torch.get_num_threads(),

@@ -46,9 +46,7 @@ from ipu_dynamo.whole_step.worker_counts import workers_for
 
 _LARGEST_TEXT = 1 << 28  # bytes of a program's text, or of a table
 _MOST_ENTRIES = 1000
-Names = Mapping[
-    str, tuple[str, bool]
-]  # what the model calls a tensor -> its key, part of the state
+Names = Mapping[str, tuple[str, bool]]  # a tensor's name in the model -> its key, part of the state
 
 
 def load(

@@ -24,7 +24,7 @@ from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group
 
 
 class LoadedModel(CompiledModel):
-    """What `ipu_dynamo.load` returns: call it as the model that was saved.
+    """The result of `ipu_dynamo.load`: call it as the model that was saved.
 
     Weights are those of `state_dict`; the numbers of the optimiser are `hyperparameters`.
 
@@ -40,7 +40,7 @@ class LoadedModel(CompiledModel):
         tensors: those that have a name in the model, and whether they are part of its state.
 
     Attributes:
-        rows: what runs a call with any number of rows, if it was saved with free rows.
+        rows: runs a call with any number of rows, if the model was saved with free rows.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class LoadedModel(CompiledModel):
             numbers: new values by name.
 
         Raises:
-            InputError: there is no such group or number, or the update has no place for it.
+            InputError: the group or number does not exist, or the update has no place for it.
         """
         if group is not None and not 0 <= group < len(self._groups):
             raise InputError(f"there is no group {group}, of {len(self._groups)}")

@@ -40,9 +40,9 @@ def save(
     """Write what `compile_training` or `compile_inference` returned, once compiled, into a file.
 
     `ipu_dynamo.load` brings it up again, in any process, without the model's Python. The file has
-    the program, weights, the optimiser's numbers and state, the state of random numbers, and what
-    this machine decided; training goes on from there with the bits of not having stopped. It takes
-    the place of a file of that name when it is complete.
+    the program, weights, the optimiser's numbers and state, the state of random numbers, and this
+    machine's decisions. Training goes on from it with the same bits as without a stop. It replaces
+    a file of that name when it is complete.
 
     Args:
         compiled: one, or several by name, such as a step and its validation, which share weights
@@ -117,7 +117,7 @@ def _head(names: list[str]) -> dict[str, Any]:
 
 
 def _check(name: str, compiled: object) -> None:
-    """Refuse what is no compiled model, or has nothing to save."""
+    """Refuse an object that is no compiled model, or has nothing to save."""
     if not isinstance(compiled, CompiledModel):
         kind = type(compiled)
         hint = "save what compile_training or compile_inference returned"
@@ -154,7 +154,7 @@ class _Saver:
     names: dict[str, tuple[str, bool]] = field(default_factory=dict)
 
     def entry(self, compiled: CompiledModel, *, random_state: bool) -> Entry:
-        """What is saved of a compiled model beside its program and tensors."""
+        """The parts of a compiled model that are saved besides its program and tensors."""
         parts, executable = compiled.parts, compiled.executable
         _refuse_unread_anchors(executable)
         variables: dict[str, tuple[str, ...]] = {}
@@ -227,8 +227,10 @@ def _refuse_unread_anchors(executable: Executable) -> None:
 
 
 def every_tensor(compiled: CompiledModel) -> Iterator[tuple[str, str, Tensor, bool]]:
-    """Parameters and buffers under every name that they have, in the order of `state_dict`: the
-    name, the first one of the tensor, the tensor, and whether it is part of the model's state."""
+    """Parameters and buffers under every name that they have, in the order of `state_dict`.
+
+    Yields the name, the tensor's first name, the tensor, and whether it is part of the state.
+    """
     if isinstance(compiled, LoadedModel):
         names: dict[int, str] = {}
         for name, tensor, persistent in compiled.named_tensors():

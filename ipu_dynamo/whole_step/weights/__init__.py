@@ -1,5 +1,5 @@
-"""Bring weights and optimiser states from a model to its program, and home again.
+"""Copy weights and optimiser states from a model to its program, and back.
 
-What a program begins with has the program's shapes and types; a model's own tensors are written
-only where they are exchanged.
+The first values of a program have the program's shapes and types. A model's own tensors are written
+only when they are exchanged.
 """

@@ -1,4 +1,4 @@
-"""Hold the tensors of which each group of replicas has its own to what the model has."""
+"""Check replica-grouped tensors against the model's own."""
 
 from dataclasses import replace
 from difflib import get_close_matches

@@ -96,7 +96,7 @@ def loss_scale_variable(program: Program) -> str | None:
 
 
 def loss_scale_states(program: Program) -> dict[str, str]:
-    """The variables that automatic loss scaling goes on from, by what they are."""
+    """The variables of automatic loss scaling by their roles: "scale", "steps", "so_far"."""
     for instruction in program.walk():
         if isinstance(instruction, AdjustLossScale):
             names = {"steps": instruction.steps, "so_far": instruction.so_far}

@@ -44,8 +44,8 @@ class WeightExchange(CompiledState):
 
     @property
     def written(self) -> frozenset[str]:
-        """Which of `weights` a call may change: what the optimiser or the model updates, and
-        buffers."""
+        """Those of `weights` that a call may change: parameters that the optimiser or the model
+        updates, and buffers."""
         program = self.program
         names = {name for update in updates(program) for name in update.parameters}
         for instruction in program.walk():
