@@ -38,7 +38,7 @@ class CutRow:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """What a table shows, in the order of the fields."""
+        """The texts of a table's row, in the order of the fields."""
         return (
             str(self.stage),
             f"ipu{self.ipu}",
@@ -110,8 +110,10 @@ def cut_table(program: Program, schedule: Schedule, timeline: Timeline | None) -
 
 
 def variables_of_stages(program: Program, calls: Sequence[Call]) -> dict[int, list[Variable]]:
-    """Each variable with the first stage on its IPU that reads it, or what it was made of; a
-    variable that no call reads with the first stage there."""
+    """Each variable with the first stage on its IPU that reads it or its parameter.
+
+    If no call reads a variable, it is with the first stage on its IPU.
+    """
     first: dict[tuple[str, int], int] = {}
     for call in calls:
         for name in call.arguments:

@@ -113,7 +113,7 @@ def follow_memory(
 
 
 class _Follower(TorchDispatchMode):
-    """What was seen so far; as a mode, it sees each operator of a function that is not compiled."""
+    """Notes steps and storages; as a mode, it sees each operator of a function not compiled."""
 
     def __init__(self, host: HostProgram, schedule: Schedule) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -191,7 +191,7 @@ class _Follower(TorchDispatchMode):
         return values
 
     def _watched(self, name: str, stage: Stage, graph: fx.Graph) -> Stage:
-        """A stage whose operators, or whose results, are noted."""
+        """Wrap a stage: note its operators, or its results only if it is compiled."""
         compiled = bool(self._host.recipes[name].compiled_parts)
 
         def run(arguments: list[Any]) -> Any:

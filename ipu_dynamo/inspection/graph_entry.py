@@ -11,11 +11,11 @@ from ipu_dynamo.inspection.program_entry import ProgramEntry
 from ipu_dynamo.inspection.remark import Remark
 from ipu_dynamo.passes.manager import PassRun
 
-_ENTRY = "ipu_graph"  # attribute of what a backend returns
+_ENTRY = "ipu_graph"  # attribute of a backend's result
 
 
 def looked_at(run: Callable[..., Any], entry: "Callable[[], GraphEntry]") -> Callable[..., Any]:
-    """Let what a backend returns be found by `entry_of`, which calls `entry`."""
+    """Attach `entry` to the result of a backend; `entry_of` finds it there, and calls it."""
     if isinstance(run, MethodType):  # which has no attributes of its own
         run = partial(run)
     setattr(unwrapped(run), _ENTRY, entry)  # what PyTorch has put around it is replaced
@@ -23,7 +23,7 @@ def looked_at(run: Callable[..., Any], entry: "Callable[[], GraphEntry]") -> Cal
 
 
 def entry_of(run: object) -> "GraphEntry | None":
-    """The graph of what a backend returned; None: it is of another backend."""
+    """The graph of a backend's result; None: it is of another backend."""
     entry = getattr(run, _ENTRY, None)
     return None if entry is None else entry()
 
@@ -62,9 +62,9 @@ class GraphEntry:
         operators: how many calls it holds.
         first_line: where its first operator is in the model.
         blocks: in the order of the model.
-        passes: what each pass did, in order, to the `captured` graph and to those that AOTAutograd
-            made of it: `forward` and `backward`, or `inference`.
-        programs: what was compiled, in the order in which it runs.
+        passes: records of the passes, in order, on the `captured` graph and on those that
+            AOTAutograd made of it: `forward` and `backward`, or `inference`.
+        programs: the compiled programs, in the order in which they run.
         last_calls: of each program; larger is later, 0 is never.
         remarks: a break at its end, what cannot be placed, and warnings.
         shapes: of the module's parameters and buffers that it reads, by name.
@@ -85,6 +85,6 @@ class GraphEntry:
     settings: tuple[Setting, ...] = ()
 
     def lines(self) -> list[str]:
-        """What it is, and where its blocks went."""
+        """A line on its operators, and one on the place of each block."""
         head = f"{self.operators} operators from {self.first_line}"
         return [head, *(f"  block {place}" for place in self.blocks)]

@@ -1,6 +1,6 @@
 """Show the memory of this computer during the micro-batches of a step, for each stage.
 
-Categories are those of the machine model, whose memory is that of an IPU.
+Categories are those of the machine model, which shows the memory of an IPU.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ _WIDTH, _HEIGHT, _LINE = 720, 120, 18  # pixels
 
 @dataclass(frozen=True, slots=True)
 class LiveStorage:
-    """What is in memory at a step.
+    """A storage that is live at a step.
 
     Args:
         source: the user's line that makes it; empty: it is no operator's result.

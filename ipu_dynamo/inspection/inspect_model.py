@@ -1,6 +1,6 @@
 """Look at a compiled model, whatever compiled it.
 
-Dynamo keeps what it compiled by code, not by object: models of one class have their graphs in
+Dynamo keeps compiled graphs by code, not by object. Models of one class have their graphs in
 common, and each of them shows all.
 """
 
@@ -47,7 +47,7 @@ def inspect(x: Any) -> Inspection:
 
 
 def captured(x: Any) -> Inspection:
-    """What `torch.compile` has made of a function or module so far."""
+    """Inspect the graphs that `torch.compile` has made of a function or module so far."""
     frames = CompiledFrames(x)
     model, own = unwrapped(x), []
     for run, shared in frames.callables.items():
@@ -58,7 +58,7 @@ def captured(x: Any) -> Inspection:
 
 
 def title_of(model: Any) -> str:
-    """What a function or module is called."""
+    """The title of a function or module."""
     name = type(model).__name__ if isinstance(model, nn.Module) else None
     return f"torch.compile of {name or getattr(model, '__name__', type(model).__name__)}"
 
@@ -95,7 +95,7 @@ def of_graphs(
 
 
 def _fits(graph: GraphEntry, model: nn.Module, *, shared: bool) -> bool:
-    """Whether a graph may be one of this model: what it reads has the model's shapes.
+    """Whether a graph may be one of this model: its parameters and buffers have the same shapes.
 
     Args:
         shared: it was captured from code that all modules of PyTorch's classes have in common.

@@ -2,7 +2,7 @@
 
 seen = ipu_dynamo.inspect(step)
 print(seen)                  # the cut, schedules, decisions, reasons
-seen.program.schedule.svg()  # what each IPU does when
+seen.program.schedule.svg()  # the schedule of each IPU
 seen.program.host.plan       # how this computer runs a step
 """
 
@@ -26,16 +26,16 @@ _NO_PROGRAM = "nothing is compiled yet"
 
 @dataclass(frozen=True)
 class Inspection:
-    """What became of a model; `str` makes a report of it.
+    """Hold everything about a compiled model; `str` makes a report of it.
 
     Args:
-        title: what was looked at: `training step of Net`.
+        title: of the report: `training step of Net`.
         programs: every compiled program, in the order of their compilation.
-        program: the one of the last call; without a call the last that was compiled; None: there
-            is none yet.
+        program: the one of the last call; without a call the last that was compiled; None: no
+            program is compiled yet.
         reasons: warnings of compilations, graph breaks, and parts of the model in no program.
         graphs: those that Dynamo captured; None: see `absent`.
-        passes: what each pass did, in order, by the graph that it rewrote; None: see `absent`.
+        passes: records of the passes, in order, by the graph that they rewrote; None: see `absent`.
         settings: options in force, and who set them.
         times: how long compiling took, part by part, and where the code of functions is from.
         absent: why a member is None, by its name.
@@ -53,7 +53,7 @@ class Inspection:
 
     @classmethod
     def joined(cls, title: str, parts: "Sequence[Inspection]", last: int) -> "Inspection":
-        """What became of a model that has several compiled steps.
+        """Join the inspections of a model's compiled steps.
 
         Args:
             title: of the model.

@@ -1,4 +1,4 @@
-"""Show one compiled program: what the IPUs do, and what this computer does for it."""
+"""Show one compiled program: the work of the IPUs, and that of this computer in their place."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -23,15 +23,14 @@ _NOT_RECORDED = 'no call was recorded: compile with Options(record="timeline")'
 
 @dataclass(frozen=True)
 class HostEntry:
-    """What this computer does for a program.
+    """The form in which this computer runs a program.
 
     It may differ from the IPUs: it keeps values that these compute again, joins a step and its
     update, and has threads in place of IPUs.
 
     Args:
-        program: the program, and what decides how it runs here; `program.runs` is what
-            micro-batches run.
-        schedule: what the threads of this computer do, in order; None: see `absent`.
+        program: the program in its forms for this computer; micro-batches run `program.runs`.
+        schedule: the work of this computer's threads, in order; None: see `absent`.
         absent: why a member is None, by its name.
     """
 
@@ -43,7 +42,7 @@ class HostEntry:
 
     @classmethod
     def of(cls, executable: Executable) -> "HostEntry":
-        """What runs a program of whole steps."""
+        """The entry of a program of whole steps, which an executable runs."""
         fused = "the step is one function, which no schedule runs"
         schedule = None if executable.fused else executable.schedule
         host = executable.host_program
@@ -60,13 +59,13 @@ class HostEntry:
 
     @classmethod
     def lowered(cls, host: HostProgram) -> "HostEntry":
-        """What would run a program that is bound to nothing."""
+        """The entry of a program that is only lowered: no executable runs it."""
         only = "the program was lowered, and nothing is there that runs it"
         return cls(host, None, dict.fromkeys(("schedule", "plan", "timeline", "memory"), only))
 
     @classmethod
     def bound(cls, bound: BoundProgram) -> "HostEntry":
-        """What runs a program of `torch.compile`."""
+        """The entry of a program of `torch.compile`."""
         absent = {
             "timeline": "calls through torch.compile are recorded by ipu_dynamo.profile only",
             "memory": "PyTorch's autograd keeps the values between these programs",
@@ -75,7 +74,7 @@ class HostEntry:
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        """What was decided for this computer, each with its reason."""
+        """The decisions for this computer, each with its reason."""
         plan = self.plan
         return self.program.decisions if plan is None else plan.decisions
 
@@ -130,8 +129,8 @@ class ProgramEntry:
     """One compiled program.
 
     Args:
-        program: what every IPU does.
-        host: what this computer does for it; None: see `absent`.
+        program: the work of every IPU.
+        host: the form in which this computer runs it; None: see `absent`.
         absent: why a member is None, by its name.
     """
 
@@ -152,7 +151,7 @@ class ProgramEntry:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """What each IPU of every replica does when; recomputation counts."""
+        """The schedule of each IPU of every replica; recomputation counts."""
         return self._schedule or schedule_of(
             self.program,
             micro_batches=self.micro_batches,
@@ -172,13 +171,13 @@ class ProgramEntry:
 
     @cached_property
     def cut(self) -> CutTable:
-        """What each stage consists of."""
+        """The table of stages: layers, time and memory of each."""
         timeline = None if self.host is None else self.host.timeline
         return cut_table(self.program, self.schedule, timeline)
 
     @property
     def title(self) -> str:
-        """What it is, in a few words."""
+        """Its kind and size, in a few words."""
         program, count = self.program, self.micro_batches
         parts = [_counted(program.num_stages, "stage") + " on " + _counted(program.num_ipus, "IPU")]
         if count > 1:

@@ -162,7 +162,7 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
         """Take a checkpoint when the program is compiled.
 
         Args:
-            checkpoint: what was read; the program gets it.
+            checkpoint: the state that was read; the program gets it.
         """
         self.checkpoint, self._states_of_checkpoint = checkpoint, self._training().snapshot()
 

@@ -44,8 +44,8 @@ class CompiledFrames:
         x: a module, or a function, wrapped by `torch.compile` or not.
 
     Attributes:
-        callables: what a backend returned for them, and PyTorch calls now; with each, whether its
-            frame is that of other modules, too: of all whose `forward` PyTorch defines.
+        callables: the backend's results that PyTorch calls now. For each, whether other modules
+            have the same frame: all those have whose `forward` PyTorch defines.
         failures: why Dynamo gave frames up, of the compilations that it remembers, at most 64.
     """
 
@@ -56,8 +56,8 @@ class CompiledFrames:
         self.failures = tuple(_failures(self._seen))
 
     def _follow(self, x: Any, module: nn.Module | None) -> None:
-        """Collect the frames of a function, of what it closes over, and of what they call where
-        Dynamo broke them."""
+        """Collect the frames of a function, of functions in its closure, and of functions that
+        they call after a graph break."""
         if isinstance(x, nn.Module):
             module = unwrapped(x)
             forward = getattr(type(module), "forward", None)
@@ -96,7 +96,7 @@ class CompiledFrames:
                     resumed.append(value)
         for function in resumed:  # the rest of a frame after a break
             self._code(function.__code__, function.__globals__, module)
-        for name in code.co_names:  # what it may call by itself
+        for name in code.co_names:  # functions that it may call in Python
             value = getattr(type(module), name, None) if module is not None else None
             value = names.get(name) if value is None else value
             if isinstance(value, FunctionType) and not _is_torch(value):
