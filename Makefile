@@ -11,7 +11,7 @@ CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all bench check lint types arrows docs wheel clean
+.PHONY: help run test test-all bench pictures check lint types arrows docs wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1	/p' $(MAKEFILE_LIST) | expand -t 10
@@ -30,6 +30,9 @@ bench: $(VENV)/dev ## the benchmarks, timed twice, into build/bench.json
 	$(BIN)/python -m benchmarks --runs=2 --json=build/bench.json
 
 check: lint types arrows test docs wheel ## everything that must pass before a change is merged
+
+pictures: $(VENV)/dev ## draw the pictures of the guide and the README anew
+	$(BIN)/python -m tests.docs.guide pictures
 
 lint: $(VENV)/dev ## style and format
 	$(BIN)/ruff check .

@@ -38,9 +38,11 @@ if TYPE_CHECKING:
     from ipu_dynamo.options.replica_groups import ReplicaGroups
     from ipu_dynamo.profiling.profile import profile
     from ipu_dynamo.program import ClipGlobalNorm, ClipGradNorm, ClipGradValue
+    from ipu_dynamo.program.program_drawing import draw_program
     from ipu_dynamo.program.schedule.several_schedules import draw_schedules
     from ipu_dynamo.program_history import programs
     from ipu_dynamo.report.html_page import write_report
+    from ipu_dynamo.report.memory_picture import draw_memory
     from ipu_dynamo.report.trace import write_trace
     from ipu_dynamo.saved.refusal import Reason, SavedProgramError
     from ipu_dynamo.saved.values import register_named_tuple
@@ -93,6 +95,8 @@ __all__ = [
     "compile_training",
     "cond",
     "custom_operator",
+    "draw_memory",
+    "draw_program",
     "draw_schedules",
     "explain",
     "for_loop",
@@ -160,10 +164,12 @@ _NAMES_IN = {
     "ipu_dynamo.program.ir.clipping": ("ClipGlobalNorm", "ClipGradNorm", "ClipGradValue"),
     "ipu_dynamo.inspection.inspect_model": ("inspect",),
     "ipu_dynamo.inspection.inspection": ("Inspection",),
+    "ipu_dynamo.program.program_drawing": ("draw_program",),
     "ipu_dynamo.program.schedule.several_schedules": ("draw_schedules",),
     "ipu_dynamo.profiling.profile": ("profile",),
     "ipu_dynamo.program_history": ("programs",),
     "ipu_dynamo.report.html_page": ("write_report",),
+    "ipu_dynamo.report.memory_picture": ("draw_memory",),
     "ipu_dynamo.report.trace": ("write_trace",),
     "ipu_dynamo.saved.refusal": ("Reason", "SavedProgramError"),
     "ipu_dynamo.saved.values": ("register_named_tuple",),

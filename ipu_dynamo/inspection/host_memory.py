@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 
 from ipu_dynamo.inspection.followed_memory import (
     FollowedStep,
@@ -19,8 +18,9 @@ from ipu_dynamo.program.ir.types import byte_text, columns
 from ipu_dynamo.program.liveness.follow_program import ROLE_OF
 from ipu_dynamo.program.liveness.live_tensors import CATEGORIES, CATEGORY_OF, CategoryName
 from ipu_dynamo.program.schedule.schedule import Schedule
+from ipu_dynamo.svg_picture import SERIES, Picture, picture, rect, text
 
-_COLOURS = ("#4c78a8", "#72b7b2", "#54a24b", "#eeca3b", "#b279a2", "#f58518", "#e45756")
+_COLOURS = dict(zip(CATEGORIES, SERIES, strict=True))
 _WIDTH, _HEIGHT, _LINE = 720, 120, 18  # pixels
 
 
@@ -155,30 +155,21 @@ class HostMemory:
             lines += [f"  {value}" for value in self.held(step)[:8]]
         return "\n".join(lines)
 
-    def svg(self) -> str:
+    def svg(self) -> Picture:
         """A drawing: an area for each category over the steps, a band for each stage."""
         names = [name for name in CATEGORIES if any(name in at for at in self.curve())]
-        colours = dict(zip(names, _COLOURS, strict=False))
         most = max((self.peak_bytes(stage) for stage in self.stages), default=0) or 1
-        parts, top = [], _LINE
+        parts, top = list[str](), float(_LINE)
         for stage in self.stages:
             title = f"stage {stage}, this computer: peak {byte_text(self.peak_bytes(stage))}"
-            parts.append(f'<text x="8" y="{top}">{escape(title)}</text>')
-            parts += _areas(self.curve(stage), names, colours, top + 6, most)
+            parts.append(text(8, top, title))
+            parts += _areas(self.curve(stage), names, top + 6, most)
             top += _HEIGHT + 2 * _LINE
         for place, name in enumerate(names):
             y = top + place * _LINE
-            parts.append(
-                f'<rect x="8" y="{y - 11}" width="12" height="12" fill="{colours[name]}"/>'
-            )
-            parts.append(f'<text x="26" y="{y}">{escape(name)}</text>')
+            parts += [rect(8, y - 11, 12, 12, _COLOURS[name]), text(26, y, name)]
         height = top + len(names) * _LINE
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{_WIDTH + 16}" '
-            f'height="{height}" viewBox="0 0 {_WIDTH + 16} {height}" font-family="monospace" '
-            f'font-size="12"><title>memory of this computer</title>'
-            f'<rect width="{_WIDTH + 16}" height="{height}" fill="white"/>{"".join(parts)}</svg>'
-        )
+        return picture(_WIDTH + 16, height, "memory of this computer", parts)
 
     def _repr_svg_(self) -> str:
         return self.svg()
@@ -201,8 +192,7 @@ def _place(step: FollowedStep) -> str:
 def _areas(
     curve: Sequence[Mapping[CategoryName, int]],
     names: Sequence[CategoryName],
-    colours: Mapping[CategoryName, str],
-    top: int,
+    top: float,
     most: int,
 ) -> list[str]:
     """A polygon for each category, one above the other."""
@@ -218,6 +208,6 @@ def _areas(
             for edge in (above, below)
         )
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (*upper, *reversed(lower)))
-        polygons.append(f'<polygon points="{points}" fill="{colours[name]}"/>')
+        polygons.append(f'<polygon points="{points}" fill="{_COLOURS[name]}"/>')
         below = above
     return polygons

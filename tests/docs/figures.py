@@ -1,20 +1,15 @@
-"""Gather the figures of the README from the pages that have them, and draw its picture.
+"""Gather the figures of the README and of the picture of speed from the pages that have them.
 
-Pages say when and where a figure was measured; the README only repeats it.
+Pages say when and where a figure was measured; README and picture only repeat it.
 """
 
 import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-
-import torch
-from torch import nn
-
-import ipu_dynamo
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PICTURE = ROOT / "docs" / "pictures" / "schedules.svg"
 _FIGURES = re.compile(r"(<!-- figures -->\n).*?(<!-- end of figures -->\n)", re.DOTALL)
 _TIMED = {
     "MLP 784-128-10": "a perceptron (784-128-10, batch 16)",
@@ -25,7 +20,9 @@ _OTHERS = {
     "torch.compile, optimiser too": "compiled PyTorch's (Inductor, the optimiser too)",
     "JAX": "JAX's",
 }
-_OURS = "compile_training"
+_EAGER = ("eager", "eager, one core", "PyTorch")  # of the page, whichever a case has
+_COMPILED = ("torch.compile, optimiser too", "torch.compile", "torch.compile, Inductor")
+_BENCHMARKS = re.compile(r"<!-- (?:end of )?benchmarks -->")
 
 
 def with_figures(readme: str) -> str:
@@ -49,17 +46,39 @@ def figures() -> str:
     )
 
 
+def speed_table() -> dict[str, dict[str, float]]:
+    """For each row of the page on speed, how many times our time each contender takes."""
+    table = dict[str, dict[str, float]]()
+    _, rows, _ = _BENCHMARKS.split(_page("speed"))
+    for row in re.findall(r"^\| (?!Work ).*", rows, re.M):
+        work, who, _, times, *_ = [cell.strip() for cell in row.removeprefix("|").split("|")]
+        if work:
+            of_work = table.setdefault(work, {})
+        if re.fullmatch(r"[\d.]+", times):  # else its values differ from PyTorch's
+            of_work[who] = float(times)
+    return table
+
+
+def speedups() -> dict[str, Any]:
+    """How many times faster than eager PyTorch each contender is."""
+    groups = {}
+    for work, times in speed_table().items():
+        eager = next((number for who, number in times.items() if who in _EAGER), None)
+        if eager is None:  # it compares something else
+            continue
+        ours = list(times)[-1]
+        compiled = next((times[who] for who in _COMPILED if who in times), None)
+        of = {"ipu_dynamo": times[ours], "Inductor": compiled, "JAX": times.get("JAX")}
+        groups[work] = {who: round(eager / t, 2) for who, t in of.items() if t is not None}
+    return {"axis": "times as fast as eager PyTorch", "line": 1, "groups": groups}
+
+
 def _speed() -> Iterator[str]:
     """Our time as a share of the time of others, by the table of the page."""
-    lines = iter(_page("speed").splitlines())
+    table = speed_table()
     for begin, title in _TIMED.items():
-        row = next(line for line in lines if line.startswith(f"| {begin}"))
-        shares = dict[str, float]()
-        while _OURS not in shares:
-            _, who, _, ratio, *_ = [cell.strip() for cell in row.removeprefix("|").split("|")]
-            shares[who] = 1 / float(ratio)
-            row = next(lines)
-        texts = [f"{shares[who]:.2f} of {whose}" for who, whose in _OTHERS.items()]
+        times = next(times for work, times in table.items() if work.startswith(begin))
+        texts = [f"{1 / times[who]:.2f} of {whose}" for who, whose in _OTHERS.items()]
         yield f"A training step of {title} takes {', '.join(texts)}, [speed](docs/speed.md)."
 
 
@@ -103,39 +122,7 @@ def _page(name: str) -> str:
     return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
 
 
-def picture() -> str:
-    """One pipeline of four stages and eight micro-batches by two schedules."""
-    kinds = {"PopTorch's schedule": "grouped", "zero bubble": "zero_bubble"}
-    return ipu_dynamo.draw_schedules({title: _pipeline(kind) for title, kind in kinds.items()})
-
-
-def _pipeline(schedule: str) -> "ipu_dynamo.CompiledModel":
-    layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
-    for ipu, layer in enumerate(layers):
-        ipu_dynamo.BeginBlock(layer, ipu_id=ipu)
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = layers
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return nn.functional.mse_loss(self.layers(x), x)
-
-    model = Model()
-    strategy = ipu_dynamo.Strategy(kind="pipelined", schedule=schedule)
-    options = ipu_dynamo.Options(
-        engine="eager", strategy=strategy, gradient_accumulation=8, recompute="off"
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = ipu_dynamo.compile_training(model, optimizer, options)
-    step.compile(torch.ones(8, 4))
-    return step
-
-
 def refresh_readme() -> None:
-    """Write the README's figures, and its picture."""
+    """Write the README's figures."""
     readme = ROOT / "README.md"
     readme.write_text(with_figures(readme.read_text(encoding="utf-8")), encoding="utf-8")
-    PICTURE.parent.mkdir(exist_ok=True)
-    PICTURE.write_text(f"{picture()}\n", encoding="utf-8")

@@ -1,7 +1,7 @@
 """Run the pages of the user's guide, and write what they show: outputs, and tables of options.
 
 `python -m tests.docs.guide` brings the pages, the README and CONTRIBUTING.md up to date, or those
-named; the tests compare.
+named; `python -m tests.docs.guide pictures` draws the pictures, or those named. The tests compare.
 """
 
 import ast
@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,6 +28,7 @@ from tests.docs.arguments import arguments_table
 from tests.docs.config_fields import fields_table
 from tests.docs.figures import refresh_readme
 from tests.docs.keras_keywords import keywords_table
+from tests.docs.pictures import PICTURES, measured_table, of_page, write
 from tests.repository.private_names import page_table
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs"
@@ -45,7 +47,6 @@ CODE = (
 _PROGRAM = re.compile(
     r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<shown>.*?)^```\n)?", re.DOTALL | re.M
 )
-_PICTURE = re.compile(r"^!\[[^\]]*\]\(([\w.]+)\)$", re.M)
 _TABLE = re.compile(
     r"(<!-- options: (?P<which>\w+) -->\n).*?(<!-- end of options -->\n)", re.DOTALL
 )
@@ -57,12 +58,15 @@ _NAMES = re.compile(
     r"(<!-- (private names|agreements|kept attributes) -->\n).*?(<!-- end of \2 -->\n)", re.DOTALL
 )
 _FOLDERS = re.compile(r"(<!-- folders -->\n).*?(<!-- end of folders -->\n)", re.DOTALL)
+_MEASURED = re.compile(
+    r"(<!-- measured: (?P<name>\w+) -->\n).*?(<!-- end of measured -->\n)", re.DOTALL
+)
 _CALIBRATION = re.compile(r"(<!-- calibration -->\n).*?(<!-- end of calibration -->\n)", re.DOTALL)
 _FIELDS = re.compile(r"(<!-- fields of an IPUConfig -->\n).*?(<!-- end of fields -->\n)", re.DOTALL)
 
 
-def refreshed(text: str, name: str, folder: Path) -> str:
-    """A page with the outputs and tables that it should show.
+def refreshed(text: str, name: str, folder: Path) -> tuple[str, dict[str, Any]]:
+    """A page with the outputs and tables that it should show, and the names of its programs.
 
     Its programs run in order in one module, whose file is `name`.py in `folder`: printed programs
     quote lines of that file.
@@ -77,6 +81,7 @@ def refreshed(text: str, name: str, folder: Path) -> str:
             with contextlib.redirect_stdout(printed):
                 exec(compile(padded, file, "exec"), module.__dict__)
             outputs.append(printed.getvalue())
+        names = dict(module.__dict__)
     results = iter(outputs)
 
     def with_output(match: re.Match[str]) -> str:
@@ -91,8 +96,10 @@ def refreshed(text: str, name: str, folder: Path) -> str:
     text = _KEYWORDS.sub(lambda match: match[1] + keywords_table() + match[2], text)
     text = _NAMES.sub(lambda match: match[1] + page_table(match[2]) + match[3], text)
     text = _CALIBRATION.sub(lambda match: match[1] + calibration_table() + match[2], text)
+    text = _MEASURED.sub(lambda match: match[1] + measured_table(match["name"]) + match[3], text)
     text = _FIELDS.sub(lambda match: match[1] + fields_table() + match[2], text)
-    return _ARGUMENTS.sub(lambda match: match[1] + arguments_table(match["name"]) + match[3], text)
+    text = _ARGUMENTS.sub(lambda match: match[1] + arguments_table(match["name"]) + match[3], text)
+    return text, names
 
 
 def with_folders(contributing: str) -> str:
@@ -176,20 +183,34 @@ def _module(name: str, folder: Path, programs: list[str]) -> Iterator[tuple[type
         del sys.modules[name]
 
 
-def pictures_of(text: str) -> list[str]:
-    """The pictures of a page, which its programs write."""
-    return _PICTURE.findall(text)
+def run(page: Path) -> tuple[str, str, dict[str, Any]]:
+    """The text of a page, the text that it should have, and the names of its programs."""
+    text = page.read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        new, names = refreshed(text, page.stem, Path(folder))
+    torch._dynamo.reset()
+    return text, new, names
+
+
+def draw(pictures: list[str]) -> None:
+    """Write pictures. A page runs once for all that are of it."""
+    for page in {PICTURES[picture].page for picture in pictures}:
+        names = run(FOLDER / f"{page}.md")[2] if page else {}
+        for picture in pictures:
+            if PICTURES[picture].page == page:
+                write(picture, names)
+                print(f"drew {picture}")
 
 
 def main() -> None:
     os.environ["IPU_DYNAMO_ENGINE"] = "eager"
+    if sys.argv[1:2] == ["pictures"]:
+        draw(sys.argv[2:] or [*PICTURES])
+        return
     for page in (page for page in PAGES if page.stem in (sys.argv[1:] or page.stem)):
-        text = page.read_text(encoding="utf-8")
-        with tempfile.TemporaryDirectory() as folder:
-            new = refreshed(text, page.stem, Path(folder))
-            for picture in pictures_of(text):
-                (FOLDER / picture).write_bytes((Path(folder) / picture).read_bytes())
-        torch._dynamo.reset()
+        text, new, names = run(page)
+        for picture in of_page(page.stem):
+            write(picture, names)
         if new != text:
             page.write_text(new, encoding="utf-8")
             print(f"changed {page.name}")

@@ -1,7 +1,9 @@
 """Open reports in headless Chromium, through playwright; skip tests where there is none."""
 
+import base64
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,3 +87,27 @@ def tabs(playwright: Any, **options: Any) -> Iterator[Tab]:
         yield Tab(browser.new_page(viewport={"width": 1200, "height": 800}))
     finally:
         browser.close()
+
+
+def screenshot(page: str, *, dark: bool, width: int = 1200, height: int = 800) -> str:
+    """The first screen of an HTML page, as an SVG picture that holds its pixels.
+
+    Args:
+        page: its text.
+        dark: which colours the reader prefers.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "page.html"
+        file.write_text(page, encoding="utf-8")
+        for playwright in playwrights():
+            for tab in tabs(playwright):
+                tab.page.set_viewport_size({"width": width, "height": height})
+                tab.page.emulate_media(color_scheme="dark" if dark else "light")
+                tab.open(file)
+                tab.page.wait_for_load_state("networkidle")
+                pixels = base64.b64encode(tab.page.screenshot()).decode("ascii")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}">\n'
+        f'<image width="{width}" height="{height}" href="data:image/png;base64,{pixels}"/>\n</svg>'
+    )

@@ -7,19 +7,33 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from colorsys import hls_to_rgb
 from dataclasses import dataclass
-from html import escape
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ipu_dynamo.program.schedule.actions import AddGradients, ReceiveValues, RunPass
 from ipu_dynamo.program.schedule.stage_passes import StagePass
 from ipu_dynamo.program.schedule.timing import lengths_of
+from ipu_dynamo.svg_picture import (
+    CHARACTER,
+    FONT,
+    GROUND,
+    IDLE,
+    ON_DARK_BOX,
+    ON_LIGHT_BOX,
+    QUIET,
+    Picture,
+    frame,
+    picture,
+    rect,
+    text,
+    titled,
+)
 
 if TYPE_CHECKING:
     from ipu_dynamo.program.schedule.schedule import Schedule
 
 _BOX, _GAP, _MARGIN, _LINE = 26, 4, 12, 22  # pixels
-_CHARACTER, _NARROW = 8, 6  # pixels, their width
+_NARROW, _SMALL = 6, 10  # pixels: the width of a character in a narrow box, and its font
 _AXIS, _LONGEST_AXIS = 1500, 6000  # pixels: wanted, and at most
 _SHORTEST_PASS = 14  # pixels
 _TICKS = 12  # on an axis, at most
@@ -31,16 +45,6 @@ _WORDS = {
     "backward": "backward",
     "weights": "weight gradients",
 }
-_IDLE = "#e4e4e4"
-
-
-class Picture(str):
-    """The text of an SVG picture. Notebooks show it as a picture."""
-
-    __slots__ = ()
-
-    def _repr_svg_(self) -> str:
-        return str(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +109,16 @@ def _columns(schedule: "Schedule") -> _Axis:
 def _picture(panels: Sequence[tuple[str, "Schedule"]], axis: _Axis, unit: str) -> Picture:
     """Draw panels with titles from top to bottom, then the axis and the legend of shades."""
     rows = [row for _, schedule in panels for row in schedule.rows]
-    left = 2 * _MARGIN + _CHARACTER * max(map(len, rows), default=0)
+    left = 2 * _MARGIN + CHARACTER * max(map(len, rows), default=0)
     right, y = left + axis.end + _MARGIN, float(_MARGIN)
     parts, width = list[str](), right
     for title, schedule in panels:
         heading = f"{schedule.idle:.1%} idle, {schedule.timed().cycles} cycles of time"
-        parts.append(_text(_MARGIN, y + 14, f"{title}: {heading}" if title else heading, bold=True))
+        parts.append(text(_MARGIN, y + 14, f"{title}: {heading}" if title else heading, bold=True))
         y += _LINE
         for row, name in enumerate(schedule.rows):
-            parts.append(_text(_MARGIN, y + _BOX - 8, name))
-            parts.append(_rect(left, y, axis.start(schedule.cycles), _BOX, _IDLE))
+            parts.append(text(_MARGIN, y + _BOX - 8, name))
+            parts.append(rect(left, y, axis.start(schedule.cycles), _BOX, IDLE))
             parts += _boxes(schedule, row, axis, left, y)
             keys, end = _keys(schedule, row, right, y)
             parts += keys
@@ -122,21 +126,15 @@ def _picture(panels: Sequence[tuple[str, "Schedule"]], axis: _Axis, unit: str) -
         y += _MARGIN
     for cycle in _ticks(axis.cycles):
         x = left + axis.start(cycle)
-        parts.append(_rect(x, y - _MARGIN, 1, 6, "#555"))
-        parts.append(_text(x, y + 10, str(cycle), "middle"))
+        parts.append(rect(x, y - _MARGIN, 1, 6, QUIET))
+        parts.append(text(x, y + 10, str(cycle), "middle"))
     y += _LINE
     legend, end = _legend(panels, unit, y)
     width, height = max(width, end) + _MARGIN, y + 2 * _LINE
     passes = sum(len(runs) for _, schedule in panels for runs in schedule.runs)
     workers = sum(len(schedule.workers) for _, schedule in panels)
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width:g}" '
-        f'height="{height:g}" viewBox="0 0 {width:g} {height:g}" font-family="monospace" '
-        f'font-size="13">\n'
-        f"<title>{passes} passes on {workers} workers in {axis.cycles} cycles</title>"
-    )
-    ground = _rect(0, 0, width, height, "white")
-    return Picture("\n".join([head, ground, *parts, *legend, "</svg>"]))
+    title = f"{passes} passes on {workers} workers in {axis.cycles} cycles"
+    return picture(width, height, title, [*parts, *legend])
 
 
 def _boxes(schedule: "Schedule", row: int, axis: _Axis, left: float, y: float) -> Iterator[str]:
@@ -153,17 +151,17 @@ def _boxes(schedule: "Schedule", row: int, axis: _Axis, left: float, y: float) -
         place, parts = left + x, []
         for kind, share in _work(of, lengths[run.index]):
             here = share * width
-            parts.append(_rect(place, y, here, _BOX, _colour(of.stage, kind)))
+            parts.append(rect(place, y, here, _BOX, stage_colour(of.stage, kind)))
             place += here
-        frame = f'fill="none" stroke="white" x="{left + x:g}" y="{y:g}" width="{width:g}"'
-        parts.append(f'<rect {frame} height="{_BOX}"/>')
+        parts.append(frame(left + x, y, width, _BOX, GROUND))
         number = str(run.micro_batch)
-        narrow = _CHARACTER * len(number) >= here
+        narrow = CHARACTER * len(number) >= here
         if _NARROW * len(number) < width:
             middle = place - (here if _NARROW * len(number) < here else width) / 2
-            dark = of.direction == "weights"
-            parts.append(_text(middle, y + _BOX - 8, number, "middle", dark=dark, narrow=narrow))
-        yield f"<g><title>{escape(title)}</title>{''.join(parts)}</g>"
+            fill = ON_DARK_BOX if of.direction == "weights" else ON_LIGHT_BOX
+            size = _SMALL if narrow else FONT
+            parts.append(text(middle, y + _BOX - 8, number, "middle", fill=fill, size=size))
+        yield titled(title, parts)
 
 
 def _work(of: StagePass, length: int) -> list[tuple[str, float]]:
@@ -206,13 +204,13 @@ def _keys(schedule: "Schedule", row: int, x: float, y: float) -> tuple[list[str]
         here = [one for one in schedule.passes if one.stage == stage]
         kinds = {kind for one in here for kind, _ in _work(one, 4)}
         for kind in (kind for kind in _WORDS if kind in kinds):
-            parts.append(_rect(x, y + 6, 10, 14, _colour(stage, kind)))
+            parts.append(rect(x, y + 6, 10, 14, stage_colour(stage, kind)))
             x += 10
-        text = f"stage {stage}"
-        text += "" if name.startswith("ipu") else f" on ipu{here[0].ipu}"
-        text += f" keeps {stash[stage]}" if trains else ""
-        parts.append(_text(x + 6, y + _BOX - 8, text))
-        x += 6 + _CHARACTER * (len(text) + 2)
+        words = f"stage {stage}"
+        words += "" if name.startswith("ipu") else f" on ipu{here[0].ipu}"
+        words += f" keeps {stash[stage]}" if trains else ""
+        parts.append(text(x + 6, y + _BOX - 8, words))
+        x += 6 + CHARACTER * (len(words) + 2)
     return parts, x
 
 
@@ -222,15 +220,15 @@ def _legend(
     """A line that explains shades and numbers, and where it ends."""
     passes = {one for _, schedule in panels for one in schedule.passes}
     kinds = {kind for one in passes for kind, _ in _work(one, 4)}
-    shown = [(_colour(0, kind), words) for kind, words in _WORDS.items() if kind in kinds]
-    shown.append((_IDLE, "nothing to do"))
+    shown = [(stage_colour(0, kind), words) for kind, words in _WORDS.items() if kind in kinds]
+    shown.append((IDLE, "nothing to do"))
     parts, x = [], float(_MARGIN)
     for colour, words in shown:
-        parts += [_rect(x, y, 14, 14, colour), _text(x + 20, y + 12, words)]
-        x += 20 + _CHARACTER * (len(words) + 2)
+        parts += [rect(x, y, 14, 14, colour), text(x + 20, y + 12, words)]
+        x += 20 + CHARACTER * (len(words) + 2)
     note = f"numbers in boxes: micro-batches; keeps: micro-batches in the stash; axis: {unit}"
-    parts.append(_text(_MARGIN, y + _LINE + 12, note))
-    return parts, max(x, _MARGIN + _CHARACTER * len(note))
+    parts.append(text(_MARGIN, y + _LINE + 12, note))
+    return parts, max(x, _MARGIN + CHARACTER * len(note))
 
 
 def _ticks(cycles: int) -> range:
@@ -244,28 +242,9 @@ def _ticks(cycles: int) -> range:
     return range(0, cycles + 1, step)
 
 
-def _colour(stage: int, kind: str) -> str:
+def stage_colour(stage: int, kind: str) -> str:
     """The shade of a kind of work. Neighbouring stages have hues far from each other."""
     hue = stage * 7 % _HUES / _HUES + 0.58
     saturation = 0.75 / (1 + stage // _HUES)
     rgb = hls_to_rgb(hue % 1, _LIGHTNESS[kind], saturation)
     return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
-
-
-def _rect(x: float, y: float, width: float, height: float, fill: str) -> str:
-    place = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"'
-    return f'<rect {place} fill="{fill}"/>'
-
-
-def _text(
-    x: float,
-    y: float,
-    text: str,
-    anchor: str = "start",
-    *,
-    bold: bool = False,
-    dark: bool = False,
-    narrow: bool = False,
-) -> str:
-    style = ' font-weight="bold"' * bold + ' fill="white"' * dark + ' font-size="10"' * narrow
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{style}>{escape(text)}</text>'

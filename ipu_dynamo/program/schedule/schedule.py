@@ -17,7 +17,7 @@ from ipu_dynamo.program.schedule.actions import (
     Transfer,
 )
 from ipu_dynamo.program.schedule.check_schedule import check
-from ipu_dynamo.program.schedule.drawing import Picture, draw
+from ipu_dynamo.program.schedule.drawing import draw
 from ipu_dynamo.program.schedule.pipeline_clock import waits_of
 from ipu_dynamo.program.schedule.pipeline_orders import chain_of, runs_of_workers
 from ipu_dynamo.program.schedule.schedule_text import LETTERS, read_schedule, write_schedule
@@ -25,6 +25,7 @@ from ipu_dynamo.program.schedule.stage_passes import NO_EXCHANGES, Exchanges, St
 from ipu_dynamo.program.schedule.stash import most_kept
 from ipu_dynamo.program.schedule.timing import timed
 from ipu_dynamo.program.schedule.transfers import plan_transfers
+from ipu_dynamo.svg_picture import Picture
 
 _MARKS = {"forward": "", "backward": "'", "forward_backward": "*", "weights": '"'}
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
-from ipu_dynamo.program.schedule.drawing import Picture, draw_several
+from ipu_dynamo.program.schedule.drawing import draw_several
 from ipu_dynamo.program.schedule.schedule import Schedule
+from ipu_dynamo.svg_picture import Picture
 
 
 def draw_schedules(schedules: Mapping[str, object]) -> Picture:
@@ -17,7 +18,8 @@ def draw_schedules(schedules: Mapping[str, object]) -> Picture:
             compiled model.
 
     Returns:
-        The text of an SVG picture. A notebook shows it as a picture.
+        The text of an SVG picture. A notebook shows it as a picture. Its `dark()` is the same for
+        a dark page.
 
     Raises:
         TypeError: something is no schedule and has none.
