@@ -36,7 +36,7 @@ def numbering(next_id: Callable[[], str]) -> Iterator[None]:
 
 
 def begin(user_id: str | int | None = None, ipu_id: int | None = None) -> None:
-    """Begin a block: what the model computes from here on belongs to it.
+    """Begin a block: later operators of the model belong to it.
 
     Args:
         user_id: the block's name; None takes the next number, from "0".
@@ -105,7 +105,7 @@ class BlockStart:
 
     @property
     def name(self) -> str:
-        """What its blocks are called in the graph."""
+        """The name of its blocks in the graph."""
         return str(self.user_id) if self.user_id else self._own_name
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:

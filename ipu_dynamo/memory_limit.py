@@ -19,12 +19,12 @@ def enforce_memory(program: Program, machine: str | None) -> None:
     """Raise if a program does not fit; warn if it may not.
 
     Args:
-        machine: that the options name; None: that of the environment variable, if there is one;
-            empty: none.
+        machine: the name in the options. None: that of the environment variable, if it is set.
+            Empty: no check.
 
     Raises:
         OutOfMemory: not even the low estimate of its bytes fits.
-        OptionError: there are no such IPUs, or too few.
+        OptionError: IPUs of that name are unknown, or too few.
     """
     name = os.environ.get(ENFORCE_MEMORY) if machine is None else machine
     if not name:

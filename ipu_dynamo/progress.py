@@ -97,18 +97,18 @@ _current: ContextVar[_Job | None] = ContextVar("ipu_dynamo_job", default=None)
 def job(
     title: str, *, show: bool = True, then: str = "", at_once: bool = False
 ) -> Iterator[Callable[[], str]]:
-    """Take the times of a job, and show what it does if it takes long, on rank 0 of several.
+    """Measure the times of a job, and show its steps if it takes long, on rank 0 of several.
 
-    A job within another one is a part of that: the outermost one decides what is shown.
+    A job within another one is a part of it: the outermost one decides what is shown.
 
     Args:
-        title: what is done, as "compiling Net".
+        title: as "compiling Net".
         show: whether the user wants to see it; IPU_DYNAMO_PROGRESS=0 shows nothing, either.
-        then: the kind of its own steps, which come behind a compilation.
-        at_once: show a bar from the beginning, and say in any case when it is over.
+        then: the kind of its own steps, which come after a compilation.
+        at_once: show a bar from the beginning, and a line at the end in any case.
 
     Returns:
-        What gives the times, once the block has ended: `3.2 s: tracing 0.4 s, 8 functions 2.8 s`.
+        A function. After the block it returns the times: `3.2 s: tracing 0.4 s, 8 functions 2.8 s`.
     """
     outer, watcher = _current.get(), None
     if outer is None and show and os.environ.get(PROGRESS) != "0" and not this_rank():
@@ -135,10 +135,10 @@ def job(
 
 @contextmanager
 def compilation(name: str, *, show: bool = True) -> Iterator[Callable[[], str]]:
-    """Take the times of a compilation as a job, and tell them in the log at its end.
+    """Measure the times of a compilation as a job, and log them at its end.
 
     Args:
-        name: of what is compiled.
+        name: of the compiled model.
         show: as for `job`.
     """
     with job(f"compiling {name}", show=show) as times:

@@ -1,5 +1,4 @@
-"""Replace a file as a whole, or add a folder as a whole, also where the process is killed in the
-middle."""
+"""Replace a file, or add a folder, as a whole, even if the process is killed."""
 
 import os
 import secrets
@@ -11,7 +10,7 @@ from typing import BinaryIO
 
 try:
     import fcntl
-except ImportError:  # Windows: what a killed process leaves stays there
+except ImportError:  # Windows: files of killed processes are not removed
     fcntl = None  # type: ignore[assignment]
 
 _MARK = ".unfinished-"
@@ -21,7 +20,7 @@ _MARK = ".unfinished-"
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A new file, which takes the place of `path` when the block ends without an error.
 
-    What processes that were killed have left beside `path` is removed: they hold no lock any more.
+    Unfinished files of killed processes next to `path` are removed: nothing locks these.
 
     Raises:
         OSError: it cannot be written; `path` stays as it is.
@@ -45,11 +44,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 def adding_folder(path: Path) -> Iterator[Path]:
     """A new folder, which gets the name `path` when the block ends without an error.
 
-    Its files have to be on the disk by then. Folders that killed processes have left beside `path`
+    Its files have to be on the disk by then. Unfinished folders of killed processes next to `path`
     are removed.
 
     Raises:
-        OSError: it cannot be written, or `path` is there already.
+        OSError: it cannot be written, or `path` exists already.
     """
     for left in path.parent.glob(f"{_MARK}*"):
         with suppress(OSError), _locked_folder(left) as alone:
@@ -70,7 +69,7 @@ def adding_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _locked_folder(folder: Path) -> Iterator[bool]:
-    """Whether nobody else has locked a folder; then this process has, within the block."""
+    """Try to lock a folder for the block; false if another process has locked it."""
     if fcntl is None:
         yield False
         return
@@ -82,18 +81,18 @@ def _locked_folder(folder: Path) -> Iterator[bool]:
 
 
 def _new_file(target: Path) -> tuple[BinaryIO, Path]:
-    """A file beside `target` that this process has locked."""
+    """A file next to `target` that this process has locked."""
     while True:
         name = target.with_name(f".{target.name[-150:]}{_MARK}{secrets.token_hex(8)}")
         file = name.open("x+b")  # with the mode that the user's umask says
-        if locked(file) and not name.exists():  # somebody took it for a left one before
+        if locked(file) and not name.exists():  # another process removed it before the lock
             file.close()
             continue
         return file, name
 
 
 def _remove_left(target: Path) -> None:
-    """Remove unfinished files beside `target` that nobody writes any more."""
+    """Remove unfinished files next to `target` whose writers have ended."""
     begin = f".{target.name[-150:]}{_MARK}"
     with suppress(OSError):
         for name in os.listdir(target.parent):
@@ -104,7 +103,7 @@ def _remove_left(target: Path) -> None:
 
 
 def locked(file: BinaryIO | int) -> bool:
-    """Whether nobody else has locked a file; then this process has, until it closes it."""
+    """Try to lock a file until it is closed; false if another process has locked it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (OSError, AttributeError):  # also where there are no locks

@@ -1,3 +1,3 @@
-"""Name the version of the package, for whoever must not import all of it."""
+"""Name the version of the package, for modules that must not import all of it."""
 
 __version__ = "0.1.0"

@@ -33,7 +33,7 @@ _PARTS = {  # from which per cent of a compilation to which each kind of step go
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """What is being done now, printed as `tracing` or `function 3 of 8`.
+    """The current step of a job, printed as `tracing` or `function 3 of 8`.
 
     Args:
         what: the kind of step: "tracing", "passes", "functions", "compiler", ...
@@ -51,7 +51,7 @@ class Doing:
         return f"{ONE[self.what]} {self.number} of {self.count}"
 
 
-# Whoever writes progress holds it. tqdm's own lock is shared with processes: making one settles how
+# Held while progress is written. tqdm's own lock is shared with processes, and making it fixes how
 # this process may start others.
 _lock = threading.RLock()
 
@@ -75,14 +75,14 @@ atexit.register(_lock.acquire, timeout=1.0)
 class Watcher:
     """Shows one job once it has taken three seconds: a bar on a terminal, lines elsewhere.
 
-    There is a line for each kind of step, and one in ten seconds. What goes wrong while it is
-    shown ends only the showing.
+    There is a line for each kind of step, and one in ten seconds. An error while it is shown ends
+    only the display.
 
     Args:
         clock: gives seconds.
-        stream: where to; None: `sys.stderr`, whatever that is at the time.
-        pause: after so many seconds, again and again, a thread looks whether there is something to
-            show, as a step may take long; None: nobody does.
+        stream: the output; None: `sys.stderr`, as it is set at the time.
+        pause: a thread looks every so many seconds for something to show, as a step may take long.
+            None: no such thread.
     """
 
     def __init__(

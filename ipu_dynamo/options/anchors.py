@@ -1,4 +1,4 @@
-"""Say which values inside a program each call brings to the host, beside the model's results."""
+"""Define anchors: values inside a program that each call also returns to the host."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,10 +19,10 @@ class Anchor:
         name: what `CompiledModel.value_names` calls it: a parameter or buffer, an input, the result
             of an operator (`fc1/MatMul:0`), a state of the optimiser (`fc1.weight.exp_avg`), or
             `loss_scale`.
-        of: the `value` itself; the `gradient` of a micro-batch with respect to it, of the loss with
-            its scale; or what the `update` of the step makes of a parameter.
-        returns: of which micro-batches, as `Options.output_mode` has it. What lasts is taken as it
-            is in a micro-batch, before the step's update; the `final` one after the last update.
+        of: the `value` itself; a micro-batch's `gradient` with respect to it, of the scaled loss;
+            or the result of the step's `update` of a parameter.
+        returns: of which micro-batches, as `Options.output_mode` has it. Variables are read in the
+            micro-batch, before the step's update. With `final` they are read after the last update.
         period: with `every`, that of each n-th device iteration; there may be none.
 
     Raises:

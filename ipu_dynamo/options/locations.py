@@ -46,7 +46,7 @@ class Locations:
         optimizer_state: loaded before the update and stored after it. In shards, each replica
             updates its part.
         accumulators: loaded when a step begins and stored when it ends.
-        activations: what the liveness of a phased strategy may move, by default all of them.
+        activations: those that the liveness of a phased strategy may move, by default all.
 
     Raises:
         OptionError: accumulators or activations in shards.

@@ -100,14 +100,14 @@ _WANTED: dict[type, str] = {
 
 
 def _wanted(kinds: type | tuple[type, ...]) -> str:
-    """What values an option takes, in words."""
+    """The types of an option's values, in words."""
     return " or ".join(_WANTED[kind] for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
 
 
 @named_options
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What one compilation is told.
+    """The options of one compilation.
 
     Args:
         engine: `inductor` compiles stages (needs a C++ compiler), `eager` runs operators one by
@@ -144,21 +144,21 @@ class Options:
         sync_pattern: which IPUs wait for a transfer to or from the host: all (`full`), only the one
             that transfers (`single_pipeline`), or its replica or half of the IPUs
             (`replica_and_ladder`). It is in the program's text, likewise.
-        recompute: which stages keep only their inputs and what `recomputation_checkpoint` marks,
-            and compute the rest again in the backward pass: none (`off`), all but the last
-            (`stages`), or all, the last one from a few more values (`all`). `auto` is `stages` in
-            a pipeline, else `off`.
-        recompute_budget: bytes that a micro-batch may need at its peak beside variables and
-            inputs: recompute in all stages, but only as much as that takes.
-        recompute_here: what `recompute`, a budget or marks ask for also saves memory of this
-            computer. False: it is for an IPU's memory, as in options of poptorch, IPUConfig and
-            Keras. As with `auto`, this computer then keeps the values if it has plenty of memory.
+        recompute: stages that keep only their inputs and the values marked by
+            `recomputation_checkpoint`: none (`off`), all but the last (`stages`), or all (`all`).
+            They compute other values again in the backward pass. With `all` the last stage keeps a
+            few more values. `auto` is `stages` in a pipeline, else `off`.
+        recompute_budget: bytes that a micro-batch may need at its peak, without variables and
+            inputs: all stages recompute, but only as much as the budget requires.
+        recompute_here: the recomputation by `recompute`, a budget or marks also saves memory of
+            this computer. False: it is for an IPU's memory, as in options of poptorch, IPUConfig
+            and Keras. As with `auto`, this computer then keeps the values if it has enough memory.
         outline: make repeated blocks, such as equal layers, one function that is called many times
-            and compiled once. `auto` does it from three equal blocks on that are large enough that
-            calling them costs little, and puts small ones together; True does it for all.
+            and compiled once. `auto` does it for at least three equal blocks, if they are so large
+            that calls cost little; it puts small ones together. True does it for all.
         narrow: as PopTorch does, carry int64 as int32, float64 as float32 and bfloat16 as
-            float16, treat integer parameters and buffers as constants, and let a layer whose
-            weights have another precision than its input compute in that of the input.
+            float16, and treat integer parameters and buffers as constants. If a layer's weights and
+            input differ in precision, the layer computes in that of the input.
         partials: precision of the partial sums of products of halves. `half` cuts the reduction
             into chunks of `partials_chunk` elements, sums each in float32 and adds the chunks' sums
             in float16, rounding each time.
@@ -174,24 +174,24 @@ class Options:
             put them back if it fails: as much memory again. Without it a program whose update
             failed half-way refuses calls until weights and state are written again. Not with
             `update="host"`: that optimiser has states of its own.
-        workers: at most so many threads run the IPUs of a pipelined strategy, or of parallel
-            phases, side by side, or the device iterations of inference on one IPU; one runs
+        workers: the most threads that run in parallel. They run the IPUs of a pipelined strategy or
+            of parallel phases, or the device iterations of inference on one IPU. A single one runs
             micro-batch by micro-batch. None: one for each IPU of every replica, or for each
-            iteration, as far as there are cores, and one in all where stages are too small to
-            gain from more. The results are the same bits.
-        side_by_side: where the model is one stage, run the micro-batches that make an update side
-            by side, on at most `workers` threads; operators then use one thread each. A worker
-            keeps the gradients of its micro-batch until those of the micro-batch before are added,
-            which takes memory for as many sets of gradients as there are workers; the results are
-            the same bits for any number of these. None: where PyTorch has several threads, and a
-            micro-batch takes long beside adding its gradients. False: one after the other, with
-            all of PyTorch's threads in each operator; products then add to accumulators directly.
+            iteration, as far as there are cores; only one if stages are too small to gain from
+            more. The results are the same bits.
+        side_by_side: if the model is one stage, run the micro-batches of an update in parallel, on
+            at most `workers` threads; operators then use one thread each. A worker keeps the
+            gradients of its micro-batch until those of the micro-batch before are added. This takes
+            memory for a set of gradients on each worker. The results are the same bits for any
+            number of workers. None: if PyTorch has several threads, and adding its gradients takes
+            a small part of a micro-batch's time. False: one after the other, with all of PyTorch's
+            threads in each operator; products then add to accumulators directly.
         devices: torch devices such as `cpu` or `cuda:1`: one for all IPUs, or one for each IPU of a
             replica, in order; all of one kind. None: the device of the model.
-        without: names of passes to leave out, to see what they do or to get around a fault; the
+        without: names of passes to leave out, to see their effect or to get around a fault; the
             environment variable IPU_DYNAMO_WITHOUT adds to them. Some cannot be left out.
-        force: decisions of host passes by the pass's name, whatever they are worth on this machine:
-            `{"FuseStep": True, "ChooseMatmuls": "onednn"}`. One that cannot be is refused.
+        force: decisions of host passes by the pass's name, even if they are slower on this machine:
+            `{"FuseStep": True, "ChooseMatmuls": "onednn"}`. An impossible decision is an error.
         anchors: values inside the program that each call brings to the host, by a name for each:
             `CompiledModel.anchored(name)` has that of the last call. Nothing else changes.
         module_names: values are named by the path of the module that computes them.
@@ -199,26 +199,26 @@ class Options:
             programs name the innermost line of other files. None: PyTorch's and this package's.
         synthetic_data: calls do not look at their inputs, but compute on normal values, or zeros in
             place of integers, and return zeros: to measure a program without its data.
-        program_cache: a folder in which programs are kept: the next process that compiles the same
-            model traces it once, and decides only how it runs here. None keeps none.
-        program_cache_limit: bytes of all programs in it, beyond which those go that were not used
-            for longest; 0: all stay.
+        program_cache: a folder in which programs are kept. The next process that compiles the same
+            model traces it once, and takes the program from there. None keeps none.
+        program_cache_limit: bytes of all programs in it; beyond, the least recently used ones are
+            deleted. 0: all stay.
         check_compiled: compiled functions are compared with the same functions operator by
             operator: in their `first` runs, in `every` run, or never (`off`). A function that
             differs runs operator by operator from then on, in that call, too, and a warning names
-            it. `auto` is what the environment variable IPU_DYNAMO_CHECK_COMPILED names, else
+            it. `auto` is the value of the environment variable IPU_DYNAMO_CHECK_COMPILED, else
             `first`.
         start: when the first step runs: once its functions are `compiled`, or `now`, operator by
             operator, while another process compiles them. Compiled functions take over at the
             beginning of a later call, so results depend in their last bits on that moment, which
-            differs from run to run. A mesh and saved programs do not have it. `auto` is what the
-            environment variable IPU_DYNAMO_START names, else `compiled`.
-        enforce_memory: the name of IPUs, such as `bow`: a program that does not fit in their memory
-            is an error, by the prediction of a model, and one that may not fit a warning. None is
-            what the environment variable IPU_DYNAMO_ENFORCE_MEMORY names, else, and with an
-            empty name, nothing is predicted.
-        progress: show on stderr what a compilation does, once it has taken three seconds; of
-            several ranks, on rank 0. False, or the environment variable IPU_DYNAMO_PROGRESS=0,
+            differs from run to run. A mesh and saved programs do not have it. `auto` is the value
+            of the environment variable IPU_DYNAMO_START, else `compiled`.
+        enforce_memory: the name of IPUs, such as `bow`, whose memory is predicted. A program that
+            does not fit raises an error, and one that may not fit a warning. None takes the name in
+            the environment variable IPU_DYNAMO_ENFORCE_MEMORY. Without a name, or with an empty
+            one, nothing is predicted.
+        progress: show the steps of a compilation on stderr, once it has taken three seconds; with
+            several ranks, rank 0 does. False, or the environment variable IPU_DYNAMO_PROGRESS=0,
             shows nothing.
         record: `timeline` keeps the times of the last call: of steps, stage passes, copies and
             updates, with memory. `ipu_dynamo.inspect(model).program.host.timeline` and

@@ -11,9 +11,10 @@ _TEXT = re.compile(r"group of (?:(1) replica|(\d+) (consecutive|orthogonal) repl
 class ReplicaGroups:
     """Groups of `size` replicas each. The size divides the number of replicas.
 
-    With R replicas there are m = R / size groups: consecutive ones {0, ..., size - 1},
-    {size, ..., 2 * size - 1}, ...; or orthogonal ones {0, m, 2m, ...}, {1, m + 1, 2m + 1, ...}, ...
-    Prints as one of its groups, `group of 2 consecutive replicas`; `parse` is the inverse.
+    With R replicas there are m = R / size groups. Consecutive ones are `{0, ..., size - 1}`,
+    `{size, ..., 2 * size - 1}`, and so on; orthogonal ones are `{0, m, 2m, ...}`,
+    `{1, m + 1, 2m + 1, ...}`, and so on. Prints as one of its groups,
+    `group of 2 consecutive replicas`; `parse` is the inverse.
 
     Args:
         size: replicas in each group.

@@ -1,4 +1,4 @@
-"""Read the order of a pipeline's step as text: what each IPU does with which micro-batch.
+"""Read the order of a pipeline's step as text: the stage passes of each IPU, in order.
 
     worker 0: 0F0 0F1 0B0 0B1
     worker 1: 1F0 1B0 1F1 1B1
@@ -23,7 +23,7 @@ _LARGEST = 1 << 16  # a text of this many stages or micro-batches is a mistake
 
 
 class Task(NamedTuple):
-    """What a stage does with a micro-batch."""
+    """A stage pass on a micro-batch."""
 
     letter: Letter
     stage: int

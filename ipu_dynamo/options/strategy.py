@@ -54,12 +54,13 @@ class Strategy:
             the next number at its first appearance (`auto_increment`).
         stages: explicit stages in order; of a strategy without phases.
         weights_on_one_ipu: refuse a parameter or buffer that is read on two IPUs of a pipeline,
-            as PopTorch does; otherwise its home sends copies and sums the gradients.
+            as PopTorch does. Otherwise its owner IPU sends copies and sums the gradients.
         phases: the stages of every phase, in order; of a phased strategy.
-        liveness: which activations leave the chip between phases: none (`always_live`); what the
-            backward pass reads, when the forward pass ends (`off_chip_after_fwd`), in phases of
-            its own or not (`..._no_overlap`); all, after each phase (`off_chip_after_each_phase`,
-            which, as `..._no_overlap`, is for serial phases).
+        liveness: the activations that leave the chip between phases. `always_live`: none.
+            `off_chip_after_fwd`: at the end of the forward pass, those that the backward pass
+            reads. `off_chip_after_fwd_no_overlap`: the same, with phases of their own for the
+            transfers. `off_chip_after_each_phase`: all, after each phase. The last two are for
+            serial phases.
         separate_backward_phase: the backward pass begins in a phase of its own, also where
             activations are always live.
         schedule: of a training pipeline's passes. `grouped` is PopTorch's: all gradients of a
@@ -68,16 +69,16 @@ class Strategy:
             `zb_h1` are those of the literature: docs/pipelines.md. Any other text is an order of
             its own: a line `worker 1: 1F0 1B0` for each IPU. The results are the same.
         ipus: cut a model without blocks into so many stages, one for each IPU, that take equally
-            long; pipelined or sharded. What each operator takes is measured once on this machine
-            and kept beside compiled code; where it cannot be kept, it is estimated.
-        costs: what each operator takes, forward and backward, instead of measuring it: with
+            long; pipelined or sharded. The time of each operator is measured once on this machine
+            and kept with compiled code; if it cannot be kept, it is estimated.
+        costs: the time of each operator, forward and backward, instead of measuring it: with
             `CompiledModel.costs` of an earlier run the cut is the same on any machine.
         sharded_if_short: inference with fewer device iterations than its pipeline has stages runs
-            sharded, with the same results, and says so once; otherwise it is an error. Of
+            sharded, with the same results and one warning; otherwise it is an error. Of
             `compile_inference`.
-        keep_stages: a pipeline has exactly the `stages` that are given: neighbours on one IPU stay
-            two, and all that a block computes runs in its stage, also views and constants, which
-            otherwise run where they are read. Each has to have an operator.
+        keep_stages: a pipeline has exactly the given `stages`: neighbours on one IPU are not
+            joined. All operators of a block run in its stage, also views and constants, which
+            otherwise run in the stage that reads them. Each stage has to have an operator.
 
     Raises:
         OptionError: phases and kind do not fit each other, or liveness or schedule

@@ -1,4 +1,4 @@
-"""Draw how a call is divided: device iterations, accumulation, replicas, and what is returned."""
+"""Draw options that divide a call: device iterations, accumulation, replicas, outputs."""
 
 from dataclasses import replace
 

@@ -38,9 +38,9 @@ def assert_same_training(
     tensors, inputs changed in place, parameters, buffers, and the optimiser's states. The default
     optimiser is SGD with momentum, whose momentum after the first update is the gradient.
 
-    Plain PyTorch runs the micro-batches one by one: gradients are summed over accumulation steps
-    and replicas, and divided by their number where `options.reduction` is `mean`; outputs are
-    joined by the output mode. Each replica has its own buffers; replica 0's are the model's.
+    Plain PyTorch runs the micro-batches one by one. Gradients are summed over accumulation steps
+    and replicas, and divided by their number if `options.reduction` is `mean`. Outputs are joined
+    by the output mode. Each replica has its own buffers; replica 0's are the model's.
 
     Args:
         model: as for `compile_training`. Dropout must be off: the two draw different masks.

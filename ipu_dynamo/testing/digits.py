@@ -1,4 +1,4 @@
-"""Choose the floating-point type in which a drawn model says something about a compiler."""
+"""Choose a floating-point type with enough digits to test a compiler by a drawn model."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,8 +19,8 @@ def with_enough_digits(recipe: Recipe, compute: Callable[[Recipe], Any]) -> Reci
 
     Args:
         recipe: a drawn one.
-        compute: results of a recipe by a computation to compare with: plain PyTorch, or a program
-            without what is tested. It is called for both types.
+        compute: returns the results of a recipe by a reference computation: plain PyTorch, or a
+            program without the tested feature. It is called for both types.
 
     Example:
         @given(recipe=recipes())

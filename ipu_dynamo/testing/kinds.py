@@ -83,7 +83,7 @@ def average(memory: Memory, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
 
 
 def remember(memory: Memory, x: Tensor, y: Tensor, ids: Tensor) -> Tensor:
-    """Read a buffer, then replace what it holds, by way of a view of it."""
+    """Read a buffer, then overwrite it through a view of it."""
     result = x + memory.value
     memory.value.view(1, -1)[0].copy_(x.detach()[0])
     return result

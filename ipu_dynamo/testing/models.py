@@ -35,7 +35,7 @@ def recipes(
         max_steps: most layers.
         max_width: most features.
         max_rows: most rows of a micro-batch.
-        exact: draw models and data in small integers and float32, so that all orders of summation
+        exact: draw models and data in small integers and float32. All orders of summation then
             give the same bits, in forward, backward, and one update by a power of two.
         training: whether plain PyTorch must be able to differentiate the model.
         random: draw layers with random numbers too, whose results differ from plain PyTorch's.

@@ -1,4 +1,4 @@
-"""Draw placements: which block begins before which layer, with which id, on which IPU."""
+"""Draw placements: blocks with an id and an IPU, each before a layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -82,7 +82,7 @@ def placements_of(
     max_ipus: int = 4,
     kinds: Sequence[StrategyKind] = ("sharded", "pipelined", "serial_phased", "parallel_phased"),
 ) -> BlockPlacement:
-    """Placements that the compiler accepts for any model whose `layers` run in that order, once.
+    """Placements that the compiler accepts if `layers` run in that order, each once.
 
     They shrink towards no block at all.
 
@@ -108,7 +108,7 @@ def placements_of(
     schedule: Literal["grouped", "zero_bubble"] = "zero_bubble" if split else "grouped"
     naming = draw(st.sampled_from(["named", "anonymous", "explicit"]))
     if naming == "explicit" and where:
-        # What runs before the first block belongs to the first stage, on IPU 0.
+        # Operators before the first block belong to the first stage, on IPU 0.
         named = [StageSpec((f"block {i}",), ipu) for i, ipu in enumerate(ipus)]
         stages = (StageSpec(("start",), 0), *named)
         strategy = Strategy(kind, stages=stages, schedule=schedule)
@@ -128,7 +128,7 @@ def _in_phases(
     draw: st.DrawFn, kind: StrategyKind, layers: Sequence[str], ipus: Sequence[int], max_ipus: int
 ) -> BlockPlacement:
     """Blocks before `layers` in phases, several in one or one in each; they want `ipus`."""
-    # What runs before the first block belongs to the first phase, on IPU 0.
+    # Operators before the first block belong to the first phase, on IPU 0.
     phases = [[StageSpec(("start",), 0)]]
     blocks = []
     alternate = kind == "parallel_phased"

@@ -53,7 +53,7 @@ def run_ranks(
 
     Raises:
         Exception: the first error of a rank.
-        TimeoutError: ranks did not end in time; it names what each did.
+        TimeoutError: ranks did not end in time; it names the last action of each.
     """
     results, errors = _run(rows, columns, run, seconds, here)
     if errors:
@@ -164,7 +164,7 @@ class _MeshOfThreads:
 
         while not self.changes.wait_for(lambda: ready() or bool(gone()), _LOOK):
             pass
-        lost = gone()  # before `ready`: what these did is known by now
+        lost = gone()  # before `ready`: all actions of these ranks are visible by now
         if not ready():
             raise RankLost("a rank has ended, and others wait for it", rank=min(lost))
 

@@ -181,7 +181,7 @@ class Drawn(nn.Module):
 
 
 class Layer(nn.Module):
-    """One step of a recipe. What holds its weights is `inner`, which layers may share."""
+    """One step of a recipe. Its module `inner`, which layers may share, has the weights."""
 
     def __init__(self, step: Step, width: int, earlier: "list[Layer]") -> None:
         super().__init__()

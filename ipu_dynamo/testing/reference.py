@@ -1,7 +1,7 @@
 """Train and run a model in plain PyTorch, on the micro-batches that a program would see.
 
-D device iterations, A accumulation steps, G input groups and R replicas: a call's tensors have
-D*A*G*B rows in the order [D, A, G, B], returned tensors the order [D, A, R, B].
+With D device iterations, A accumulation steps, G input groups, R replicas and B rows in a
+micro-batch, a call's tensors have the rows `[D, A, G, B]`. Returned tensors have `[D, A, R, B]`.
 Source: PopTorch user guide, "Device iterations", "Gradient accumulation", "Output modes".
 """
 
@@ -22,7 +22,7 @@ Loss = int | Callable[[Any], Tensor] | None
 
 
 class Reference:
-    """A model in plain PyTorch that is called as a compiled one: what a program must agree with.
+    """A plain PyTorch model, called like a compiled one: the reference for a program.
 
     Invariant: parameters are shared by all replicas; of those that `options.replica_groups` names
     each group has its slice. Each replica has buffers of its own; those of replica 0 are the
@@ -33,12 +33,12 @@ class Reference:
         model: is trained in place.
         options: engine, strategy and `narrow` do not matter here.
         optimizer: of the model's parameters; None for inference.
-        loss: the value to differentiate: the index of a returned tensor, or a function from what
-            the model returns to it. None: the only differentiable tensor of one element.
+        loss: the value to differentiate: the index of a returned tensor, or a function that picks
+            it from the model's result. None: the only differentiable tensor of one element.
 
     Attributes:
-        once: indices of returned tensors that come back once, as a program returns what depends
-            on no input.
+        once: indices of tensors that are returned once, like values of a program that depend on no
+            input.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ from ipu_dynamo.runtime.ranks.transport import Transport
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What all forms of an executable's steps have in common; see `Executable`."""
+    """The context that all forms of an executable's steps share; see `Executable`."""
 
     storage: Storage
     batching: Batching
@@ -45,7 +45,7 @@ class BoundForm:
         form: runs the steps.
         schedule: the actions of each worker, in order.
         link: feeds it, and takes its results.
-        streams: from and to other ranks; None: there are none.
+        streams: from and to other ranks; None without other ranks.
         row: the results that ranks of a row give each other; None: one rank has all IPUs.
     """
 
@@ -129,7 +129,7 @@ def schedule_here(
 
     Args:
         program: of which the step is; `host` has it in several forms.
-        check: that they do not wait for ever, and compute what the program says.
+        check: that no worker waits for ever, and that the order is right for the program.
     """
     own, first, ipus = host.replicas.own, host.replicas.own.start, host.ipus
     exchange = host.share is not None and exchanges_in_loop(host)

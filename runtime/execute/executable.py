@@ -186,7 +186,7 @@ class Executable:
 
     @property
     def ipu_schedule(self) -> Schedule:
-        """What each IPU of every replica does when. An IPU repeats what this computer may keep."""
+        """The schedule of each IPU of every replica, with all recomputation of an IPU."""
         return schedule_here(self.program, self._host, None)
 
     def schedule_for(self, workers: int | None) -> Schedule:

@@ -75,7 +75,7 @@ class LaterForm:
         if not lock.acquire(blocking=False):  # its holder may wait for the end of this call
             return None
         try:
-            with torch.inference_mode(False):  # what is made outlives the call
+            with torch.inference_mode(False):  # the new form outlives the call
                 return self._bound(hyperparameters, others)
         finally:
             lock.release()
@@ -139,7 +139,7 @@ class LaterForm:
 
 
 class _NotingEngine:
-    """Notes recipes; what it makes of them cannot be called."""
+    """Notes recipes, and compiles nothing: its stages cannot be called."""
 
     name = "none"
 

@@ -184,7 +184,7 @@ class LoopedStep:
             own.copy_(last)
 
     def _weights_in_common(self, before: Callable[[Tensor], Tensor]) -> WeightsInCommon:
-        """What users may write on one rank, or on all of them."""
+        """The tensors that users may write on one rank, or on all of them."""
         kinds = ("parameter", "buffer", "state", "loss_scale")
         variables = [v for v in self._host.inlined.variables if v.kind in kinds]
         own = {variable.name for variable in self._host.runs.variables}

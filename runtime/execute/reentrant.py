@@ -61,7 +61,7 @@ class BoundProgram:
 
     @property
     def ipu_schedule(self) -> Schedule:
-        """What each IPU does when in a call."""
+        """The schedule of each IPU in a call."""
         return _schedule(sections(self.host.program).micro_batches, None, self.host.program)
 
     def plan(self) -> HostPlan:

@@ -183,7 +183,7 @@ class StepEnd:
 
         Args:
             hyperparameters: of every update group.
-            timed: makes a block of each instruction; None: nobody wants its time.
+            timed: makes a block of each instruction; None: times are not recorded.
         """
         if timed is None:
             for run in self._prepare:
@@ -198,7 +198,7 @@ class StepEnd:
         self._exchanged = 0
 
     def drain(self) -> None:
-        """Take part in the exchanges that the step has not come to, whatever is exchanged."""
+        """Take part in the exchanges that the step has not reached, and drop the values."""
         while self._exchanged < len(self._exchanges):
             self._exchange(self._exchanges[self._exchanged], writes=False)
 

@@ -45,7 +45,7 @@ class StepForm(Protocol):
 
 @dataclass(frozen=True)
 class FormInputs:
-    """What a form of a step is made of, apart from variables; see `Executable`."""
+    """The parts of a form of a step, except for variables; see `Executable`."""
 
     host: HostProgram
     engine: Engine

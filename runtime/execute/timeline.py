@@ -24,7 +24,7 @@ class Span:
     """One task: from `start` to `end`, in seconds of a common clock.
 
     Args:
-        title: what is done, with stage and direction; the same for all micro-batches.
+        title: the kind of work, with stage and direction; the same for all micro-batches.
         function: the first one that it calls.
         source: first line of the user's model that it computes.
     """

@@ -70,7 +70,7 @@ class CheckedStage:
 
     @property
     def compiled(self) -> Stage:
-        """What was compiled."""
+        """The compiled function."""
         return self._run
 
     @property
@@ -79,7 +79,7 @@ class CheckedStage:
         return self._now is self._run
 
     def believe(self) -> None:
-        """Run what was compiled without a check, until `fail` is called."""
+        """Run the compiled function without a check, until `fail` is called."""
         self.state, self._now = "believed", self._run
 
     def fail(self, problem: str) -> None:

@@ -140,7 +140,7 @@ def by_operators(function: Function) -> Stage:
 
 
 def _name(function: Function) -> str:
-    """What ranks call a function of their program."""
+    """The name of a function that all ranks use for it."""
     return f"{function.name} {function.code_key}"
 
 

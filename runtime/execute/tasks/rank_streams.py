@@ -245,7 +245,7 @@ class RankStreams:
         self._wires.complete()
 
     def drain(self) -> None:
-        """Send zeros in place of what the step still owes, and drop what comes."""
+        """Send zeros in place of the step's missing values, and drop values that arrive."""
         self._wires.drain()
 
     def send(self, stream: SendToRank, values: Sequence[Tensor]) -> None:

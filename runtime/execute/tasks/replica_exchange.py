@@ -74,7 +74,7 @@ class ReplicaExchange:
         return [(total, term) for total, term in pairs if total != term]
 
     def message_type(self, sender: range, receiver: range) -> TensorType:
-        """The type of what a rank with some replicas sends to one with others."""
+        """The type of a message from a rank with some replicas to one with others."""
         return message_type(self.collective, self.replicas.count, sender, receiver)
 
     def give(self, place: int, value: Tensor) -> None:

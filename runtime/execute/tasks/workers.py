@@ -276,7 +276,7 @@ class Workers:
 
     Args:
         schedule: a checked one. In an unchecked one a worker may wait for ever.
-        streams: from and to other ranks; None: there are none.
+        streams: from and to other ranks; None without other ranks.
     """
 
     def __init__(self, schedule: Schedule, streams: RankStreams | None = None) -> None:

@@ -29,16 +29,16 @@ _NOT_KNOWN = [CommonValue("", 0, dict)] * 3  # the values of a call that fails b
 
 _CHECKS = "checks of compiled functions"
 
-# What a rank owes the others in its call: nothing, a step, the rest of one, or its results.
+# The messages that a rank still has to send in its call: none, a step's, the rest, or its results.
 _NOTHING, _STEP, _REST, _RESULTS = range(4)
 
 
 class RankCall:
     """A call of a program on several ranks.
 
-    A rank that fails at any point drains its step: it sends zeros in place of values, drops what is
-    sent to it, takes part in all exchanges, and votes. So no rank waits without end, and the next
-    call finds no message.
+    A rank that fails at any point drains its step: it sends zeros in place of values, drops all
+    messages to it, takes part in all exchanges, and votes. So no rank waits without end, and the
+    next call finds no message.
 
     Args:
         streams: from and to other ranks.
@@ -113,7 +113,7 @@ class RankCall:
         """Read weights and states from the ranks of the row.
 
         Raises:
-            RanksDiffer: a read would overwrite what this or another rank has written alone.
+            RanksDiffer: a read would overwrite values that only one rank has written.
         """
         transport = self._streams.transport
         with transport.operation("row", "read", "a read of weights or states"):
