@@ -1,8 +1,8 @@
 """Run PopTorch programs without IPU hardware.
 
-What compiles and runs models is loaded when the first of its names is used: it takes seconds, and
-a process that only loads data never needs it. It is loaded as a whole, so nothing is imported while
-a model is traced.
+The part that compiles and runs models is loaded when the first of its names is used. Loading takes
+seconds, and a process that only loads data never needs it. It is loaded as a whole, so nothing is
+imported while a model is traced.
 """
 
 import os

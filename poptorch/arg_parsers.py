@@ -84,13 +84,13 @@ def picklable_parsers() -> dict[type, ICustomArgParser]:
 def _picklable(thing: object) -> bool:
     try:
         pickle.dumps(thing)
-    except Exception:  # whatever a class of the user raises
+    except Exception:  # a class of the user may raise any error
         return False
     return True
 
 
 def tensors_of(struct: Any) -> Iterator[Any]:
-    """The leaves of `struct` in order: tensors, and whatever is no container."""
+    """The leaves of `struct` in order: tensors, and all other objects that are no containers."""
     parser = custom_parser(type(struct))
     if parser is not None:
         yield from parser.yieldTensors(struct)

@@ -122,7 +122,7 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class _Container:
-    """A list, tuple, dictionary or object of a registered class: its type, and what it holds."""
+    """A list, tuple, dictionary or object of a registered class: its type, and its contents."""
 
     type: type
     children: tuple[tuple[Any, "_Expected"], ...]
@@ -132,7 +132,7 @@ _Expected = _Tensor | _Value | _Container
 
 
 class ExpectedCall:
-    """What the arguments of every call must look like, taken from the first one."""
+    """The required structure of the arguments of every call, taken from the first call."""
 
     def __init__(self, call: CallArguments) -> None:
         self._positional = call.positional
@@ -165,7 +165,7 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _children(value: Any) -> list[tuple[Any, Any]] | None:
-    """Keys or positions with what is there; None for what is no container."""
+    """The entries of a container, with their keys or positions; None if it is no container."""
     parser = custom_parser(type(value))
     if parser is not None:
         return list(enumerate(parser.yieldTensors(value)))

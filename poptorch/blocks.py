@@ -81,7 +81,7 @@ class LegacyBeginBlockFn(nn.Module):
         self._user_id, self._ipu_id = user_id, ipu_id
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Begin the block, and return what the layer returns.
+        """Begin the block, and return the result of the layer.
 
         Args:
             args: positional arguments of the layer.
@@ -105,7 +105,7 @@ def BeginBlock(
         a module itself, with a forward-pre-hook; for another callable, one that wraps it.
 
     Raises:
-        poptorch.Error: the module begins a block already, or is none and cannot be called;
+        poptorch.Error: the module begins a block already, or is neither a module nor callable;
             `ipu_id` is not the number of an IPU.
     """
     _check(ipu_id)

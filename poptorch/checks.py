@@ -1,4 +1,4 @@
-"""Check compiled programs against what an IPU system, or PopTorch, would refuse."""
+"""Check compiled programs: refuse those that an IPU system, or PopTorch, would refuse."""
 
 from collections.abc import Collection
 from typing import Any
@@ -24,9 +24,9 @@ def check_program(
         replicas: of all processes that run the program together.
 
     Raises:
-        poptorch.Error: the number of IPUs, a sum of truth values, buffers that replicas would
-            change each for itself, an updatable buffer that does not exist, or replicas of
-            processes that are not connected exchange tensors.
+        poptorch.Error: no system has this number of IPUs, replicas would sum truth values or each
+            change its own buffers, or an updatable buffer does not exist. Or replicas of processes
+            that are not connected exchange tensors.
     """
     check_ipus(program.num_ipus, options)
     _check_sums(program)

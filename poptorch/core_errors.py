@@ -21,7 +21,7 @@ def core_errors(context: str, options: Options) -> Iterator[None]:
     """Raise what PopTorch raises where the core raises an error of its own.
 
     Args:
-        context: what is being done, such as "compiling Net".
+        context: the running task, such as "compiling Net".
         options: of the executor that does it.
     """
     with wrapped(context):

@@ -89,7 +89,7 @@ class Liveness(IntEnum):
 
 
 class OverlapMode(Enum):
-    """Which loop hides the transfer of an input or output behind compute."""
+    """The loop in which computation hides the transfer of an input or output."""
 
     NoOverlap = "no_overlap"
     OverlapAccumulationLoop = "overlap_accumulation_loop"

@@ -91,7 +91,7 @@ def wrapped(context: str = "") -> Iterator[None]:
     Also a decorator: ``@wrapped()``.
 
     Args:
-        context: what is being done, such as "compiling Net"; becomes part of `location`.
+        context: the running task, such as "compiling Net"; becomes part of `location`.
             Nested contexts stack, the innermost first.
     """
     try:

@@ -80,7 +80,7 @@ def load(filename: str, edit_opts_fn: Callable[[Options], Any] | None = None) ->
         edit_opts_fn: is called with the options, to change some that act at run time.
 
     Raises:
-        AssertionError: the file is none that this version reads, or has no model in it.
+        AssertionError: this version cannot read the file, or the file has no model in it.
         poptorch.Error: it was written by another user. Nothing of it was run.
     """
     exported, call, opened = read_whole(filename, edit_opts_fn)

@@ -24,12 +24,12 @@ def ipu_print_tensor(
 ) -> Tensor:
     """Print a tensor to standard error in every micro-batch, and its gradient when training.
 
-    The model has to read what this returns. On the CPU nothing is printed.
+    The model has to read the result. On the CPU nothing is printed.
 
     Args:
-        tensor: what is printed, on every replica.
-        title: what stands before it; empty: the tensor's name.
-        print_gradient: print its gradient under `title` with `_gradient` behind it.
+        tensor: is printed on every replica.
+        title: the text before it; empty: the tensor's name.
+        print_gradient: print its gradient under `title` and `_gradient`.
         summarise_threshold: of tensors with more elements only the edges are printed; 0: never.
         edge_items: how many elements, or rows, from both ends of each dimension are an edge.
         max_line_width: characters after which a row is broken; 0: never.
@@ -41,7 +41,7 @@ def ipu_print_tensor(
 
     Raises:
         poptorch.Error: `tensor` is no tensor, or another argument cannot be.
-        KeyError: there is no such format.
+        KeyError: `float_format` is not one of these.
     """
     if not isinstance(cast(Any, tensor), Tensor):
         raise createPoptorchError(

@@ -13,7 +13,7 @@ Body = Callable[..., Tensor | list[Tensor] | tuple[Tensor, ...]]
 
 
 def for_loop(count: int, body: Body, inputs: list[Tensor]) -> list[Tensor]:
-    """Call `body` `count` times, each time with what it returned before.
+    """Call `body` `count` times, each time with the results of the call before.
 
     It is traced once. It gets its inputs by value, and may read any other tensor. Loops can be
     nested. Without an executor it is a Python loop.
@@ -22,10 +22,10 @@ def for_loop(count: int, body: Body, inputs: list[Tensor]) -> list[Tensor]:
         count: how often; a Python number.
         body: takes as many tensors as there are inputs; returns a tensor, a list or a tuple of as
             many of the same shapes and dtypes.
-        inputs: what the first iteration gets.
+        inputs: the tensors for the first iteration.
 
     Returns:
-        What the last iteration returned.
+        The results of the last iteration.
 
     Raises:
         ValueError: `inputs` is no list of tensors.
@@ -62,7 +62,7 @@ def cond(
         else_inps: a list of tensors.
 
     Raises:
-        ValueError: a list of inputs is none, or has something else than tensors.
+        ValueError: `then_inps` or `else_inps` is no list, or has something else than tensors.
         poptorch.Error: the model is compiled for training, or the functions do not fit.
     """
     _check_inputs("cond", then_inps)

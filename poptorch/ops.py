@@ -131,7 +131,7 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
         tensors: one tensor, several, or one list or tuple of them.
 
     Returns:
-        What it was given: a tensor, a tuple of several, or a list or tuple.
+        The same structure: a tensor, a tuple of several, or the given list or tuple.
 
     Raises:
         ValueError: for anything else.
@@ -165,7 +165,8 @@ def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
 def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
     """Transfer outputs of the model while other micro-batches are computed.
 
-    The model returns what this returns, once. It needs what `set_overlap_for_input` needs.
+    The model returns the result of this function, once. The requirements are those of
+    `set_overlap_for_input`.
 
     Args:
         output_tensors: a tensor, or any structure of tensors and other objects.

@@ -1,7 +1,7 @@
 """Show an optimizer's state on the device under PopTorch's names, and take it back from them.
 
-Between two steps accumulators are zero, and the velocity of SGD is the one that the device would
-hold: multiplied by the loss scale; or, where it shares the accumulator, prepared for the next step.
+Between two steps accumulators are zero. The velocity of SGD is the one that the device would hold:
+multiplied by the loss scale or, if it shares the accumulator, prepared for the next step.
 """
 
 from collections.abc import Iterator, Mapping
@@ -53,7 +53,7 @@ class StateOnDevice:
         return self._lock.run(read)
 
     def write(self, state: Mapping[str, Tensor]) -> None:
-        """Overwrite the device's state; what is missing keeps its value, with a warning."""
+        """Overwrite the device's state; missing tensors keep their values, with a warning."""
         missing = [name for name in self.states_now() if name not in state]
         if missing:
             logger.warning("The optimizer's state lacks %s: kept as it is", ", ".join(missing))
@@ -155,7 +155,7 @@ class StateOnDevice:
         return (value - decay) / velocity if velocity else torch.zeros_like(value)
 
     def _next_velocity(self, group: GroupReading, name: str) -> tuple[float, Tensor]:
-        """With a shared accumulator: the factor on the velocity, and what the decay adds."""
+        """With a shared accumulator: the factor on the velocity, and the term of the decay."""
         values = group.values
         scaling = values["velocity_scaling"]
         decay = (1 - values["dampening"]) * scaling * values["weight_decay"]

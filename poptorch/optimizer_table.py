@@ -1,7 +1,7 @@
-"""Name what each optimiser has on the device: its states, its accumulators and its numbers.
+"""Name the tensors of each optimiser on the device: its states, accumulators and numbers.
 
-A number is a tensor that the host may write between two steps. What hangs on constant attributes
-alone is part of the program and has no tensor.
+A number is a tensor that the host may write between two steps. A number that depends on constant
+attributes alone is part of the program and has no tensor.
 
 Source   PopART 3.4: the compound scalars of its SGD, Adam and adaptive optimisers, and the state
          tensors that its optimisers are decomposed into.
@@ -36,7 +36,7 @@ class Number:
     Args:
         name: before "___specific___" and the parameter.
         of: the attributes that it is made of.
-        value: what it is, from these attributes and `_divisors` of the program.
+        value: computes it from these attributes and `_divisors` of the program.
         as_weight: its dtype is the parameter's; else it is float32.
     """
 
@@ -128,7 +128,7 @@ def _over(number: float, divisor: float) -> float:
 
 
 def _unscaling(v: Any) -> float:
-    """What gradients are multiplied by before they reach the moments."""
+    """The factor on gradients before they reach the moments."""
     return float(1 / (v.loss_scaling * v.divisor))
 
 
@@ -163,11 +163,11 @@ _NUMBERS = {
 
 
 def _divisors(options: core.Options) -> dict[str, float]:
-    """What the update of a program divides sums of gradients by.
+    """The numbers by which the update of a program divides sums of gradients.
 
-    `divisor` is of all micro-batches and replicas, `micro` of the micro-batches alone. Where
-    replicas sum a velocity that shares the accumulator, `summed` is how many do, and `share` undoes
-    the sum for its gradients.
+    `divisor` is of all micro-batches and replicas, `micro` of the micro-batches alone. If replicas
+    sum a velocity that shares the accumulator, `summed` is their number, and `share` undoes the sum
+    for its gradients.
     """
     mean, after = options.reduction == "mean", options.mean_strategy
     accumulated, replicas = options.gradient_accumulation, options.replicas

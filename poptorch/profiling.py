@@ -81,7 +81,7 @@ def _path() -> Path | None:
 
 
 def poptorchAtExit() -> None:
-    """Do what is left to do when a program ends: write the trace."""
+    """Write the trace, when a program ends."""
     write_process()
 
 

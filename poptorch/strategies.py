@@ -1,7 +1,7 @@
 """Say which blocks of a model form which stage, on which IPU, and how stages take turns.
 
-The objects hold what a user wrote. `core_strategy()` gives it as plain data; the compiler works
-out stages and IPUs from that and from the blocks that it meets while tracing.
+The objects hold the user's choices. `core_strategy()` returns them as plain data. From these, and
+from the blocks that it meets while tracing, the compiler works out stages and IPUs.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ _PIPELINED, _SHARDED, _PHASED = 0, 1, 2  # values of the option `execution_mode`
 
 
 class ExecutionStrategy:
-    """What every strategy answers. Invariant: a block belongs to at most one stage."""
+    """The members of every strategy. Invariant: a block belongs to at most one stage."""
 
     kind: str
     execution_mode: int
@@ -41,7 +41,7 @@ class ExecutionStrategy:
         return self._stage_of[block_id]
 
     def backendOptions(self) -> dict[str, int | bool]:
-        """What the strategy contributes to `Options.toDict()`."""
+        """The strategy's entries in `Options.toDict()`."""
         return {"execution_mode": self.execution_mode}
 
     def core_strategy(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class ShardedExecution(PipelinedExecution):
 
 
 class _PhasedExecution(ExecutionStrategy):
-    """What both phased strategies share. Invariant: there is at least one phase."""
+    """The common part of both phased strategies. Invariant: there is at least one phase."""
 
     execution_mode = _PHASED
     serial: bool

@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Substitution(Protocol):
-    """What a library registers the class of."""
+    """An object that replaces functions; libraries register its class."""
 
     def replace(self) -> None:
         """Put other functions in their places."""
@@ -19,7 +19,7 @@ _kinds: list[type[Substitution]] = []
 
 
 class _OverwriteContextManager:
-    """What PopTorch's libraries register with."""
+    """The object with which PopTorch's libraries register."""
 
     @staticmethod
     def registerSubsitutionManager(substitution_manager: type[Substitution]) -> None:

@@ -1,7 +1,7 @@
-"""Offer what programs call as `torch.ops.poptorch`: scopes of names, attributes, casts.
+"""Offer the functions that programs call as `torch.ops.poptorch`: scopes, attributes, casts.
 
-They are functions of Python, no operators of PyTorch's dispatcher: graphs have what they do, not
-the call. Programs reach past poptorch's own names for them in hooks and in torch.fx graphs.
+They are functions of Python, no operators of PyTorch's dispatcher: graphs have their operators, not
+the call. Programs use them, and not poptorch's own names, in hooks and in torch.fx graphs.
 """
 
 import threading

@@ -91,7 +91,7 @@ def getIpuTensorId(tensor: Tensor) -> int:
         tensor: an input, a parameter or a result of an operator.
 
     Raises:
-        poptorch.Error: there is no trace, or the tensor is none of its.
+        poptorch.Error: there is no trace, or the tensor is not part of it.
     """
     trace = current_trace()
     if trace is None or not is_fake(tensor):
@@ -111,7 +111,7 @@ def tracing(
     """Run a model's code as its trace does: `isRunningOnIpu()`, devices and distributions.
 
     Args:
-        device: what stands for the device "ipu".
+        device: the one that stands for the device "ipu".
         training: a program is made that trains.
         shown: the type of device that tensors of the trace show: "ipu", or that of `device`.
     """
@@ -160,15 +160,15 @@ class _AnyGenerator(type):
 
 
 class _Generator(metaclass=_AnyGenerator):
-    """What `torch.Generator` is while a model is traced: one that knows the device "ipu"."""
+    """Replaces `torch.Generator` while a model is traced: it knows the device "ipu"."""
 
 
 class _Devices(TorchFunctionMode):
-    """Take moves to the device "ipu", or "xla", as done; refuse moves away from it, and what else
-    PopTorch's device does not compute.
+    """Take moves to the device "ipu", or "xla", as done; refuse moves away from it, and other
+    operators that PopTorch's device does not compute.
 
     Args:
-        device: what stands for it.
+        device: the one that stands for it.
         shown: tensors answer that they are on it.
     """
 

@@ -73,7 +73,7 @@ def core_options(
 
     Args:
         options: complete, as `poptorch.options.adopt` makes them.
-        loss_scale: what the loss is multiplied by in the backward pass.
+        loss_scale: the factor on the loss in the backward pass.
         loss_scale_is_variable: whether `setOptimizer` may change it.
         combined_accumulator: the optimizer's state is in the gradients' accumulators.
         saved: its program comes from a file.
@@ -158,7 +158,7 @@ def core_strategy(options: Options) -> core.Strategy:
 
 
 def core_locations(options: Options, *, combined_accumulator: bool = False) -> core.Locations:
-    """Where tensors live: what a user set, else off the chip in phases and on it without them.
+    """The memory of tensors: the user's setting. By default off the chip in phases, else on it.
 
     Accumulators and activations differ between replicas, so they are never in shards. The velocity
     of a combined accumulator is as the accumulators are set.
@@ -201,7 +201,7 @@ def _say_not_sharded(kind: str) -> None:
 
 
 def core_io_tiles(options: Options) -> int:
-    """Tiles of each IPU for IO: what a user set, or its key of the lower layers, or none."""
+    """Tiles of each IPU for IO: the user's setting, or its key of the lower layers, or 0."""
     tiles: int = options.TensorLocations.toDict().get("numIOTiles", 0)
     return tiles or options._Popart.options.get("numIOTiles", 0)
 

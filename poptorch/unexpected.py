@@ -22,7 +22,7 @@ class ExpectedAttributes:
         self._said: set[str] = set()
 
     def warn(self, optimizer: torch.optim.Optimizer, reading: Reading) -> None:
-        """Name what an optimizer has beyond the first one's, each whole text once."""
+        """Name the attributes that the first optimizer did not have; write each text once."""
         for what, names in _attributes(optimizer).items():
             unexpected = sorted(names - self._expected.get(what, names))
             text = f"Ignoring unexpected {what} in {_variant(reading)} optimizer: {unexpected}"
@@ -32,7 +32,7 @@ class ExpectedAttributes:
 
 
 def _attributes(optimizer: torch.optim.Optimizer) -> dict[str, set[str]]:
-    """The names of attributes, by what they belong to."""
+    """The names of attributes, by their owner in words."""
     names = {
         "default group variable": set(optimizer.defaults),
         "optimizer attribute": vars(optimizer).keys() - _KNOWN_TO_TORCH,

@@ -66,7 +66,7 @@ def groups_of(reading: Reading, parameters: Mapping[str, Tensor]) -> tuple[Group
 
 
 def check_replacement(old: Reading, new: Reading) -> None:
-    """Hold a new optimizer to what was compiled in from the old one.
+    """Check a new optimizer against the values of the old one that are compiled in.
 
     Raises:
         poptorch.Error: another kind of update, other groups, another constant value, or a constant
@@ -122,7 +122,7 @@ def _check_attribute(what: str, constant: tuple[bool, bool], same: bool) -> None
 
 
 def _kind(reading: Reading) -> str:
-    """What must stay as it is, as text."""
+    """The kind of update, which must not change, as text."""
     settings, groups = reading.settings, reading.groups
     details = [
         f"{name}={settings[name]}"

@@ -6,7 +6,7 @@ and a program, and cannot be pickled.
 
 
 class Versions:
-    """Which of two copies of the same values is newer: the one with the greater number."""
+    """The versions of two copies of the same values: the newer one has the greater number."""
 
     def __init__(self) -> None:
         self.host = self.device = 0

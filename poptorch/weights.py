@@ -72,7 +72,7 @@ class DeviceWeights:
     def copyWeightsToHost(self) -> None:
         """Copy the device's parameters and buffers to the model.
 
-        What another executor on the same tensors has trained since stays as it is.
+        Values that another executor on the same tensors has trained since are not overwritten.
         """
         self._ready()
         self._follow()
@@ -146,7 +146,7 @@ class DeviceWeights:
         self._weights.lock.run(self._attach)
 
     def detachFromDevice(self) -> None:
-        """Copy what has changed of weights and optimizer to the host, and release the IPUs."""
+        """Copy changed weights and optimizer states to the host, and release the IPUs."""
         self._ready()
         if not self._attached:
             raise createPoptorchError("Device is not attached", id="device")
@@ -192,7 +192,7 @@ class DeviceWeights:
     def _follow(self) -> None:
         """Note what other executors have trained since, for the device to get before it runs."""
         if self._weights.lock.held_here():
-            return  # what is going on began with it
+            return  # an outer call under the lock has done it
         fetched = self._trainers.fetch()
         if not fetched:
             return
@@ -272,7 +272,7 @@ class Trainers:
     def followed(self) -> NoSync:
         """Return the block for a compilation, which must not wait for those who train.
 
-        Under the lock of compiling nobody else begins to train.
+        Under the lock of compiling no other executor begins to train.
         """
         self.look()
         return NoSync(list(self._followed))

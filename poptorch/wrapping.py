@@ -71,10 +71,10 @@ class WrappedModule:
 
 
 def _methods(device: DualView, plain: type[nn.Module]) -> dict[str, Any]:
-    """What the class of a wrapped module has itself.
+    """The own attributes of a wrapped module's class.
 
-    Its first base is the user's class, as libraries expect: a mixin behind it would come too late.
-    A method that runs works on when another thread unwraps the module.
+    Its first base is the user's class, as libraries expect. A mixin after it could not override its
+    methods. A method that is running still works when another thread unwraps the module.
     """
 
     def __getattribute__(self: Any, name: str) -> Any:
@@ -241,7 +241,7 @@ def _layer(name: str, base: type[Any], device: DualView) -> type[Any]:
 
 
 def _wrapped_class(plain: type[Any], layers: tuple[type[Any], ...]) -> type[Any]:
-    """The class of a tensor that is of class `plain` when nobody wraps it."""
+    """The class of a wrapped tensor, whose class without wrappers is `plain`."""
     if not layers:
         return plain
     own = () if plain in (nn.Parameter, Tensor) else (plain,)

@@ -46,8 +46,8 @@ class Anchors:
     Args:
         options: of the executor.
         arguments: names of the tensors among the call's arguments, in order.
-        states: what the core calls states that are the same in PopTorch, by PopTorch's names.
-        loss_scale: what the core calls a loss scale that follows the gradients; None: none does.
+        states: the core's names of states that are the same in PopTorch, by PopTorch's names.
+        loss_scale: the core's name of a loss scale that follows the gradients; None: none does.
 
     Attributes:
         asked: the tensors that are asked for, by short name.
@@ -89,7 +89,7 @@ class Anchors:
         """Log the anchors of a compiled model.
 
         Raises:
-            poptorch.Error: the optimizer has no such tensor, or not of every micro-batch.
+            poptorch.Error: the optimizer does not have the tensor, or not for every micro-batch.
         """
         numbers = state.numbers_now() if state is not None else {}
         tensors = state.tensors_now() if state is not None else {}
@@ -121,7 +121,7 @@ class Anchors:
         """The value that an anchor had in the last call.
 
         Raises:
-            AssertionError: there is no such anchor, or was no call.
+            AssertionError: there is no anchor of this name, or was no call.
         """
         require(short in self._last, f"No tensor with name {short} found.")
         return self._last[short]
@@ -134,7 +134,7 @@ def _asked(options: Options, name: str, default: bool, mode: int, period: int) -
 
 
 def _anchor(one: _Asked, values: Mapping[str, str]) -> Anchor:
-    """What an anchor is in the core."""
+    """The core's form of an anchor."""
     kinds: dict[str, AnchorKind] = {GRADIENT: "gradient", UPDATED: "update"}
     for prefix, kind in kinds.items():
         if one.name.startswith(prefix):

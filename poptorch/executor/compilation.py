@@ -88,7 +88,7 @@ class Compilation(DeviceWeights, ExecutorInspection, Predictions):
             )
             self._executable_inputs = inputs_of(call)
             self._predicted, self._has_run = None, False
-            self._core = core  # last: an interrupted compilation is none
+            self._core = core  # last: an interrupted compilation leaves no program
             if self._options.connection_type == ConnectionType.OnDemand:
                 self.attachToDevice()  # where it fails, a later call of it attaches the program
             logger.debug("compiled %s:\n%s", self._name(), core.program.short())
@@ -98,7 +98,7 @@ class Compilation(DeviceWeights, ExecutorInspection, Predictions):
             log_program(core.executable, self._options.log_dir, f"{self._name()}_{kind}")
 
     def __ipu_explain__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inspection:
-        """What became of the model; without a program what would for these arguments."""
+        """Inspect the model as it is compiled, or would be for these arguments."""
         if self._core is not None:
             return self.__ipu_inspect__()
 
@@ -119,7 +119,7 @@ class Compilation(DeviceWeights, ExecutorInspection, Predictions):
         return replace(self._weights.lock.run(lowered), title=self._title)
 
     def _checked(self, call: CallArguments) -> tuple[TracedModel, dict[str, Tensor]]:
-        """What is traced for a call, and its tensors by name."""
+        """The model to trace for a call, and the call's tensors by name."""
         check_session(self._options.toDict())
         splits, factors = batching_factors(self._options)
         check_batches(call, splits=splits, factors=factors)

@@ -9,11 +9,11 @@ from poptorch.arguments import CallArguments
 
 @dataclass(frozen=True, repr=False)
 class ExecutableInfo:
-    """What an executor runs. It has no weights of its own.
+    """The program that an executor runs. It has no weights of its own.
 
     Args:
         name: of the model's class.
-        program: what the IPUs do.
+        program: the work of the IPUs.
         training: whether a run trains.
         replicas: how many copies of the program run.
     """

@@ -44,7 +44,7 @@ class PoplarExecutor(
     """A model on IPUs. Made by `trainingModel` and `inferenceModel`, or a subclass of a program.
 
     Args:
-        model: what is called while tracing; shares its tensors with `user_model`.
+        model: is called while tracing; shares its tensors with `user_model`.
         options: the user's, frozen from now on; the executor has a complete copy of its own.
         training: whether calls train.
         poptorch_version: of the package that made it.
@@ -52,7 +52,7 @@ class PoplarExecutor(
         user_model: the user's module or function.
 
     Attributes:
-        per_replica_params: what `replicaGrouping` was called with, by the parameter's dotted name.
+        per_replica_params: the arguments of `replicaGrouping`, by the parameter's dotted name.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class PoplarExecutor(
         return self._weights.lock.run(run)
 
     def _debugGetPopartIR(self) -> str:
-        """What was compiled, as JSON: see `program_json`."""
+        """The compiled program as JSON: see `program_json`."""
         return program_json(self._ready().program)
 
     def destroy(self) -> None:
@@ -177,15 +177,15 @@ class PoplarExecutor(
                 self._wrapping = None
 
         if self._wrapping is not None:
-            rewrap_model(self._made_from)  # what is removed is there
+            rewrap_model(self._made_from)  # so that `drop` can remove the wrapping
             note_trainers()  # the classes will not show any more that this one has trained
         self._weights.lock.run(drop)
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         # bound here: when the interpreter ends, the names of modules go before the last objects
         if self.__dict__.get("_wrapping") is not None and not _ending():
-            # Python drops what a signal's handler raises here: it would keep the trained weights
-            # from the host. The executor may be freed while a model is traced.
+            # Python drops exceptions of a signal's handler here, and the host would not get the
+            # trained weights. The executor may be freed while a model is traced.
             with DeferredSignals(), unrecorded():
                 self.destroy()
 

@@ -10,8 +10,8 @@ class ExecutorModule:
     """A submodule as its executor gives it: the submodule in all but how parameters come.
 
     Args:
-        module: what everything is passed on to.
-        present: makes of a module or parameter inside what the executor gives.
+        module: the submodule; it gets all accesses.
+        present: returns the executor's object for a module or parameter inside.
     """
 
     __slots__ = ("_module", "_present")

@@ -32,7 +32,7 @@ class ExecutorInspection:
     _weights: DualView
 
     def __ipu_inspect__(self) -> Inspection:
-        """What became of the model, for `ipu_dynamo.inspect`."""
+        """Inspect the model as it is compiled, for `ipu_dynamo.inspect`."""
         seen = Inspection("") if self._core is None else self._core.__ipu_inspect__()
         return replace(seen, title=self._title)
 
@@ -41,7 +41,7 @@ class ExecutorInspection:
         return f"{'training' if self._training else 'inference'} executor of {self._name()}"
 
     def _name(self) -> str:
-        """What the model is called."""
+        """The model's name."""
         raise NotImplementedError
 
     def getTensorNames(self) -> list[str]:

@@ -48,12 +48,12 @@ class ModelMembers:
 
     @property
     def _model(self) -> Any:
-        """What is called while tracing, as libraries for PopTorch call it."""
+        """The model that is traced, under the name that libraries for PopTorch use."""
         return self._traced
 
     @property
     def _optimizer(self) -> torch.optim.Optimizer | None:
-        """What trains, as libraries for PopTorch call it."""
+        """The optimizer, under the name that libraries for PopTorch use."""
         return None if self._update is None else self._update.optimizer
 
     def __repr__(self) -> str:

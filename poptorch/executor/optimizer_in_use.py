@@ -1,4 +1,4 @@
-"""Keep the optimizer that trains a model, and hold others to what was compiled in from it."""
+"""Keep the optimizer that trains a model, and check that later ones fit the program."""
 
 from collections.abc import Mapping
 from weakref import WeakKeyDictionary
@@ -13,7 +13,7 @@ from poptorch.optimizer_state import StateOnDevice
 from poptorch.unexpected import ExpectedAttributes
 from poptorch.updates import check_replacement, groups_of
 
-# What torch's own optimizers, which do not show it, have left behind on a device.
+# The states that torch's own optimizers have left on a device; these optimizers do not show them.
 _left: "WeakKeyDictionary[torch.optim.Optimizer, dict[str, Tensor]]" = WeakKeyDictionary()
 
 
@@ -46,7 +46,7 @@ class OptimizerInUse:
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is multiplied by in the backward pass."""
+        """The factor on the loss in the backward pass."""
         return float(self.reading.settings["loss_scaling"])
 
     @property
@@ -88,7 +88,7 @@ class OptimizerInUse:
         elif own in _left:
             device.write(_left[own])
         self._device = device
-        _left.pop(own, None)  # last: what is interrupted before is done again
+        _left.pop(own, None)  # last: after an interrupt it is written again
 
     def _disconnect(self) -> None:
         """Let the optimizer keep the state that the device has; where it is torch's own, for the

@@ -36,7 +36,7 @@ class Predictions:
     """The part of an executor that asks a model of an IPU's memory and cycles.
 
     Attributes:
-        _predicted: what it says of the compiled program; None: nobody has asked.
+        _predicted: its prediction for the compiled program; None: not asked for yet.
         _counts_cycles: the options ask for the cycles of calls.
         _has_run: a call has ended since the program was compiled.
     """

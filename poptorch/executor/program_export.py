@@ -36,11 +36,11 @@ def export_program(program: Program) -> None:
 
 
 def log_program(executable: Executable, folder: str, name: str) -> None:
-    """Write what was compiled, and what this computer does for it, into a file of `folder`, at the
+    """Write the compiled program, and its form for this computer, into a file of `folder`, at the
     log levels DEBUG_IR and TRACE.
 
     Args:
-        name: of the file, with the first number behind it that is free.
+        name: of the file; the first number that is free is appended.
     """
     if not logger.isEnabledFor(DEBUG_IR):
         return

@@ -1,4 +1,4 @@
-"""Show and set what an executor's random numbers depend on."""
+"""Show and set the state of an executor's random numbers."""
 
 from collections.abc import Sequence
 

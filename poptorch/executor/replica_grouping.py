@@ -135,8 +135,9 @@ class ExecutorParameter:
         Args:
             comm_group_type: which replicas form a group.
             shards: replicas in a group; of no meaning for All and NoGrouping.
-            variable_retrieval_mode: what comes back to the host: a slice for each group, or with
-                AllReplicas for each replica; then the parameter has that shape on the host, too.
+            variable_retrieval_mode: the slices that the host reads back: one for each group, or
+                with AllReplicas for each replica; then the parameter has that shape on the host,
+                too.
 
         Raises:
             poptorch.Error: groups that do not divide the replicas, or a compiled model.
@@ -166,7 +167,7 @@ class ExecutorParameter:
 
 
 def _plain(argument: Any) -> Any:
-    """`argument` with parameters in place of what stands for them."""
+    """`argument` with parameters in place of the objects that stand for them."""
     if type(argument) is ExecutorParameter:
         return argument._parameter
     if type(argument) in (list, tuple):

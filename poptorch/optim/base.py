@@ -17,7 +17,7 @@ _KEYS = ("ipu_state", "ipu_param")
 
 
 class DeviceState(Protocol):
-    """What an executor gives to `Optimizer.connect` while it holds the optimizer's state."""
+    """The object that an executor passes to `Optimizer.connect` while it holds the state."""
 
     def read_optimizer_state(self) -> State:
         """The device's state: `ipu_state` and `ipu_param`, each from names to tensors."""
@@ -101,7 +101,7 @@ class Optimizer(torch.optim.Optimizer):
             self._versions.host = self._versions.device
 
     def connect(self, device: DeviceState | None) -> None:
-        """Let `device` hold the state from now on; None: nobody, after a last read.
+        """Let `device` hold the state from now on; None: read it once more, then disconnect.
 
         Args:
             device: the executor that holds the state from now on.
@@ -133,7 +133,7 @@ class Optimizer(torch.optim.Optimizer):
     def set_state_dict(self, state: State) -> None:
         """Replace the device's state; the executor uploads it before its next call.
 
-        With None for either, as before a compilation, the device keeps what it has.
+        With None for either, as before a compilation, the device keeps its values.
 
         Args:
             state: has `ipu_state` and `ipu_param`, each from names to tensors, or None.
@@ -191,7 +191,7 @@ class Optimizer(torch.optim.Optimizer):
 
 
 def passed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A constructor's `locals()` without what is no setting."""
+    """A constructor's `locals()` without the names that are no settings."""
     return {
         name: value
         for name, value in arguments.items()

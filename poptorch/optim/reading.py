@@ -19,7 +19,7 @@ from poptorch.optim.sgd import SGD
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a class of optimizers has in each group.
+    """The attributes that a class of optimizers has in each group.
 
     `neutral`: values at which torch's class keeps an attribute constant; an attribute that is not
     in it is constant always, but `lr` is variable.
@@ -121,7 +121,7 @@ class Reading:
 def read_optimizer(
     optimizer: torch.optim.Optimizer, *, automatic_loss_scaling: bool = False
 ) -> Reading:
-    """Read an optimizer and refuse what the device cannot do.
+    """Read an optimizer and refuse settings that the device cannot follow.
 
     Args:
         optimizer: of a class that this package knows, or of a subclass of one.

@@ -1,4 +1,4 @@
-"""Set what an executor or a data loader does."""
+"""Set the options of an executor or a data loader."""
 
 from poptorch.options.adopt import adopt, given_options, mean_reduction_strategy, uses_ipu_model
 from poptorch.options.distributed import _DistributedOptions

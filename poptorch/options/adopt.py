@@ -19,7 +19,7 @@ def given_options(options: Any) -> Options:
     """The options of a call's argument: defaults for None and the like.
 
     Args:
-        options: what a user gave.
+        options: those that a user passed.
 
     Raises:
         poptorch.Error: for anything else than options.
@@ -40,7 +40,7 @@ def adopt(options: Any, *, training: bool, optimizer: Any = None) -> Options:
     From here on the compiler repeats a message of the log as often as the options say.
 
     Args:
-        options: what the user passed to `trainingModel` or `inferenceModel`.
+        options: those that the user passed to `trainingModel` or `inferenceModel`.
         training: the kind of executor; decides the output mode where none was chosen.
         optimizer: decides the mean reduction strategy where none was chosen.
 
@@ -65,7 +65,7 @@ def adopt(options: Any, *, training: bool, optimizer: Any = None) -> Options:
 
 
 def check(options: Options, *, training: bool) -> None:
-    """Refuse what no executor can do with these options.
+    """Refuse options that no executor can follow.
 
     Raises:
         poptorch.Error: for a count below 1, an inference that accumulates gradients, or an

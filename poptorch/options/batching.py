@@ -1,4 +1,4 @@
-"""Choose how much a call does, and what it returns."""
+"""Choose the steps, replicas and random seed of a call, and the outputs that it returns."""
 
 import torch
 

@@ -18,7 +18,7 @@ class _DistributedOptions(OptionsDict):
 
     @setter(Effect.COMPUTES)
     def disable(self) -> None:
-        """Be the only process, whatever the environment says."""
+        """Be the only process, also if the environment names several."""
         self.configureProcessId(0, 1)
 
     @setter(Effect.COMPUTES)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Protocol, TypeVar
 
 
 class Effect(StrEnum):
-    """What an option changes."""
+    """The part that an option changes."""
 
     COMPUTES = "computes"  # the computation or its results
     MACHINE = "machine"  # only the machine model: memory plan, cycles, schedule, profile
@@ -19,7 +19,7 @@ class Effect(StrEnum):
 
 
 class Settable(Protocol):
-    """What a setter is called on."""
+    """An object with setters."""
 
     _PREFIX: ClassVar[str]  # how the object is reached from an `Options`, such as "Training."
 

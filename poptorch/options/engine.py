@@ -12,7 +12,7 @@ _VARIABLE = "POPLAR_ENGINE_OPTIONS"
 
 
 def engine_options(options: OptionsDict) -> dict[str, str]:
-    """What holds for a compilation: each option of the environment in place of the user's.
+    """The engine's options in force: each one of the environment replaces the user's.
 
     Args:
         options: of an executor.

@@ -22,7 +22,7 @@ from poptorch.strategies import PipelinedExecution
 
 
 class Options(BatchingOptions, MachineOptions, HostOptions):
-    """What an executor or a data loader is told.
+    """The options of an executor or a data loader.
 
     Every setter returns the object it was called on. Using options freezes them: `clone()` gives
     a copy that can be changed.
@@ -103,7 +103,7 @@ class Options(BatchingOptions, MachineOptions, HostOptions):
 
     @setter(Effect.HOST)
     def loadFromFile(self, filepath: str) -> None:
-        """Make the calls that a trusted file lists, on top of what is set.
+        """Make the calls that a trusted file lists, in addition to earlier settings.
 
         Args:
             filepath: text with one call a line, such as `deviceIterations(4)`.

@@ -1,4 +1,4 @@
-"""Choose what is written, shown and kept on the host."""
+"""Choose the files, messages and caches on the host."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def default_location_excludes() -> list[str]:
 
 
 class HostOptions(OptionsDict):
-    """The setters of `Options` that concern files, logs and what is shown."""
+    """The setters of `Options` for files, logs and messages."""
 
     _popart: _PopartOptions
     _source_location_excludes: list[str]
@@ -82,11 +82,11 @@ class HostOptions(OptionsDict):
 
     @setter(Effect.MACHINE)
     def enableProfiling(self, profile_dir: str | None = None) -> None:
-        """Write what is predicted of a program's memory and cycles below `profile_dir`, or ".".
+        """Write predictions of a program's memory and cycles below `profile_dir`, or ".".
 
-        Compiling writes `profile.json` and `report.html` into a folder there, which is called as
-        `modelName` says, else "training" or "inference". What POPLAR_ENGINE_OPTIONS says about the
-        same settings goes first.
+        Compiling writes `profile.json` and `report.html` into a folder there. Its name is that of
+        `modelName`, else "training" or "inference". POPLAR_ENGINE_OPTIONS overrides the same
+        settings.
 
         Args:
             profile_dir: path of a folder.

@@ -10,7 +10,7 @@ _FEWEST_IO_TILES, _MOST_IO_TILES = 32, 192
 
 
 class TensorLocationSettings(OptionsDict):
-    """Where one kind of tensors lives. What is not set keeps the default."""
+    """The memory of one kind of tensors. Settings that are not made keep the default."""
 
     _PREFIX: ClassVar[str] = "TensorLocationSettings."
 

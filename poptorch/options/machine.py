@@ -60,7 +60,7 @@ class MachineOptions(OptionsDict):
         """Choose the IPU Model, which runs any number of IPUs, instead of a device.
 
         Args:
-            use_model: False: a device, whatever the environment selects.
+            use_model: False: a device, also if the environment selects the IPU Model.
         """
         self.createOrSet(use_model=use_model)
 

@@ -22,7 +22,7 @@ class _PopartOptions:
 
     @has_effect(Effect.RECORDED)
     def set(self, key: str, value: Any) -> Self:
-        """Set one key; the table of options lists what each does.
+        """Set one key; the table of options lists the effect of each.
 
         Args:
             key: name of the setting.

@@ -1,4 +1,4 @@
-"""Know the settings of the lower layers: which exist, of which type, and what they do."""
+"""List the settings of the lower layers, with types and effects."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -109,7 +109,7 @@ def popart_keys() -> tuple[str, ...]:
 
 
 def effect_of_key(key: str) -> Effect:
-    """What a key of `_Popart.set` changes."""
+    """The effect of a key of `_Popart.set`."""
     return _EFFECT_OF.get(key, Effect.RECORDED)
 
 

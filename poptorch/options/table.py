@@ -1,4 +1,4 @@
-"""List every option with what it does; the guide's list is made from this."""
+"""List every option with its effect; the guide's list is made from this."""
 
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ class OptionEffect:
         accessor: how the option is reached from an `Options`, such as "outputMode" or
             "Training.gradientAccumulation"; "_Popart." and a key for the lower layers' settings.
         effect: what it changes.
-        summary: what it is for, one sentence; empty for the lower layers' settings.
+        summary: its purpose, one sentence; empty for the lower layers' settings.
     """
 
     accessor: str

@@ -95,7 +95,7 @@ class SavedPrograms(DeviceWeights):
             filename: of the file.
 
         Raises:
-            poptorch.Error: the file is none that this version reads, or is of another model.
+            poptorch.Error: this version cannot read the file, or it is of another model.
         """
         try:
             with Archive(filename) as archive:
@@ -135,7 +135,7 @@ def read_whole(
     """All that a file has.
 
     Raises:
-        AssertionError: the file is none that this version reads, or has no model.
+        AssertionError: this version cannot read the file, or the file has no model.
         poptorch.Error: it is another user's, and not trusted.
     """
     try:

@@ -35,7 +35,7 @@ _HEAD = {"poptorch": str, "training": bool, "exported": bool, "signature": str}
 
 @dataclass(frozen=True)
 class Exported:
-    """What a file has of the model itself.
+    """The parts of a file that are of the model itself.
 
     Args:
         model, optimizer: as they were pickled; None for inference.
@@ -104,10 +104,10 @@ def _write_call(call: CallArguments) -> dict[str, Any]:
 
 
 def check_version(archive: Archive) -> str | None:
-    """Why a file is none that this package reads; None if it is.
+    """Why this package cannot read a file; None if it can.
 
     Raises:
-        SavedProgramError: its head is none.
+        SavedProgramError: its head is not valid.
     """
     names = entry_names(archive, KIND, **_HEAD)
     if names != [ONLY]:
@@ -174,7 +174,7 @@ def opened(archive: Archive) -> Opened:
 
 
 def metadata(filename: str) -> bytes:
-    """What a file says of itself, as JSON."""
+    """The head of a file as JSON."""
     with Archive(filename) as archive:
         check_version(archive)
         return json.dumps(archive.head, indent=1, sort_keys=True).encode()

@@ -71,7 +71,7 @@ def read_options(written: Any) -> Options:
 
 
 def _set(held: dict[str, Any], values: dict[str, Any], what: str) -> None:
-    """Take values over whose types are those that an option has."""
+    """Replace the values of options; refuse a value of another type."""
     for name, value in values.items():
         if name in held and not isinstance(value, type(held[name])):
             raise SavedProgramError(Reason.CONTENT, f"{what}: {name} cannot be {value!r}")

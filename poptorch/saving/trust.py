@@ -1,8 +1,8 @@
 """Pickle a module into a file, and read it only from files that are the user's own or trusted.
 
-Who can write a pickle can run code. A file carries a signature of all of it, made with a key that
-lies in the user's cache folder; another user's file has none that fits. Without one, torch's
-restricted unpickler reads what it knows to be harmless, and the classes that the user has allowed.
+A user who can write a pickle can run code. So a file has a signature of all its contents, made with
+a key in the user's cache folder. A file of another user does not have a valid one. Without it,
+torch's restricted unpickler reads only classes that are harmless, or that the user has allowed.
 """
 
 import hmac
@@ -30,7 +30,7 @@ def sign(content: bytes) -> str:
 
 
 def is_own(archive: Archive) -> bool:
-    """Whether this user wrote a file, and nobody has changed it since."""
+    """Whether this user wrote a file, and it was not changed since."""
     key = _key(make=False)
     if key is None:
         return False
