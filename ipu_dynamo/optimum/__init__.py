@@ -1,7 +1,7 @@
 """Take the configuration of Hugging Face programs for IPUs, and place their models by it.
 
-It stands on the core; only `to_options.py` knows poptorch, and imports it when it is called.
-transformers and huggingface_hub are imported by nothing here but when a user names the Hub.
+It is built on the core. Only `to_options.py` uses poptorch, and imports it when it is called.
+transformers and huggingface_hub are imported only when a user names the Hub.
 """
 
 try:

@@ -1,4 +1,4 @@
-"""Keep what a layer returns for the backward pass, where all else is computed again."""
+"""Keep the results of a layer for the backward pass if other values are recomputed."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ class CheckpointOutputs:
 
 
 def recomputation_checkpoint(module: nn.Module) -> RemovableHandle:
-    """Keep what `module` returns for the backward pass, where all else is computed again.
+    """Keep the results of `module` for the backward pass if other values are recomputed.
 
     Values and gradients do not change.
 

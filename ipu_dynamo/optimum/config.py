@@ -37,7 +37,7 @@ class _Managed:
 
 
 class IPUConfig(Stored):
-    """What a Hugging Face program sets of the machine.
+    """The settings of a Hugging Face program for the machine.
 
     Every field is a keyword of the constructor and an attribute; each assignment is checked. A
     field may be a dictionary from type of POD ("pod4" to "pod64", or "default") to its value. The
@@ -202,7 +202,7 @@ class IPUConfig(Stored):
         check_coherence(self)
 
     def _derive(self) -> None:
-        """Give what was left out the values that follow from others; none from a dictionary."""
+        """Derive omitted fields from others, except from those that are dictionaries."""
         if not self.inference_layers_per_ipu:
             self.inference_layers_per_ipu = _unless_by_pod(self.layers_per_ipu)
         count, count_inference = map(
@@ -249,7 +249,7 @@ class IPUConfig(Stored):
         return self
 
     def eval(self) -> Self:
-        """Mean the fields of inference from here on; return the configuration."""
+        """Use the fields of inference from here on; return the configuration."""
         self.mode = "inference"
         return self
 
@@ -258,10 +258,10 @@ class IPUConfig(Stored):
         twin = _TWIN + name
         return twin if self.mode == "inference" and twin in fields_of(IPUConfig) else name
 
-    # what it is used for
+    # Uses of a configuration
 
     def for_pod_type(self, pod_type: str | None = None) -> "IPUConfig":
-        """A configuration with the values of one type of POD, or of "default" where none is given.
+        """A configuration with the values of one type of POD, by default those of "default".
 
         Args:
             pod_type: such as "pod16"; None: "default".

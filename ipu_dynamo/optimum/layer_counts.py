@@ -13,8 +13,8 @@ def layer_counts(config: IPUConfig, layers: int) -> list[int]:
     """How many layers each IPU has, by the fields of the configuration's mode.
 
     Args:
-        layers: of the model; the wildcards -1 share out what the other entries leave, the
-            remainder to the last.
+        layers: of the model. The wildcards -1 divide the layers that the other entries leave; the
+            last one gets the remainder.
 
     Raises:
         ValueError: fewer than 0 layers.
@@ -100,7 +100,7 @@ def split_encoder_decoder_ipu_config(
         num_decoder_layers: layers of the decoder.
 
     Raises:
-        IncompatibleIPUConfigError: there are fewer than two IPUs, or no such cut.
+        IncompatibleIPUConfigError: there are fewer than two IPUs, or no such cut exists.
         ValueError: parts of the embedding on the decoder's IPUs, or of the head on the encoder's.
     """
     config = own_config(ipu_config)._plain()

@@ -19,10 +19,10 @@ _pipelined: dict[type, type] = {}
 
 
 class PipelineMixin:
-    """What a model's class has that places itself on IPUs by an `IPUConfig`.
+    """A base for model classes that place themselves on IPUs by an `IPUConfig`.
 
-    A class names it beside the plain class, and extends `parallelize` and `deparallelize`. Handles
-    of hooks that `self._hooks` has are removed with the blocks:
+    A class has it as a base next to the plain class, and extends `parallelize` and `deparallelize`.
+    Hooks whose handles are in `self._hooks` are removed with the blocks:
 
         class PipelinedNet(Net, PipelineMixin):
             def parallelize(self):
@@ -105,9 +105,9 @@ class PipelineMixin:
         self._ipu_config = own_config(config)
 
     def parallelize(self, **kwargs: Any) -> Self:
-        """Check that there is a configuration, and forget what was marked before.
+        """Check that there is a configuration, and remove earlier blocks and marks.
 
-        Subclasses go on from there.
+        Subclasses extend this method.
 
         Args:
             kwargs: of subclasses.
@@ -118,7 +118,7 @@ class PipelineMixin:
         return self
 
     def deparallelize(self) -> Self:
-        """Remove all blocks, marks of what is recomputed, and the hooks of subclasses."""
+        """Remove all blocks, marks of recomputation, and the hooks of subclasses."""
         assert isinstance(self, nn.Module)
         remove_blocks(self)
         for handle in vars(self).pop("_hooks", ()):
@@ -150,7 +150,7 @@ class PipelineMixin:
 
 
 class _PlacedByRule(PipelineMixin):
-    """What classes have that nobody registered: they do what the functions of these names do."""
+    """The methods of classes that are not registered: they call the functions of these names."""
 
     def parallelize(  # type: ignore[override]
         self, layers: str | Sequence[str] | None = None, sample: Sample | None = None

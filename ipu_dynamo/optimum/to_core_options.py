@@ -1,4 +1,4 @@
-"""Say in the core's options what a configuration asks for, without PopTorch's names."""
+"""Translate a configuration to the core's options, without PopTorch's names."""
 
 from typing import TYPE_CHECKING, Literal
 
@@ -12,10 +12,10 @@ _SMALLEST_SHARDED = 8192  # elements: PopTorch shards tensors of more than 8191
 
 
 def to_core_options(config: "IPUConfig", *, inference: bool) -> Options:
-    """What the PopTorch-compatible package makes of `to_options`, in the core's words.
+    """The core's options that the PopTorch-compatible package makes from `to_options`.
 
-    Left out are the cache folder, the offline target, rounding of the number of IPUs, and PopART's
-    settings.
+    They leave out the cache folder, the offline target, rounding of the number of IPUs, and
+    PopART's settings.
 
     Args:
         config: with plain values, none by type of POD.

@@ -1,4 +1,4 @@
-"""Say in PopTorch's options what a configuration asks for. Only this file knows poptorch."""
+"""Translate a configuration to PopTorch's options. Only this file uses poptorch."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -21,7 +21,7 @@ GONE = frozenset(  # options of 0.1.0 to 0.3.2 that later releases have not
         "use_popdist",
     }
 )
-# What transformers' base class of configurations writes into each file, and the two versions.
+# Keys that transformers' base class of configurations writes into each file, and the two versions.
 _BASE = """
     _name_or_path add_cross_attention architectures attn_implementation bad_words_ids
     begin_suppress_tokens bos_token_id chunk_size_feed_forward cross_attention_hidden_size
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
-    """The object that a file holds.
+    """Read the JSON object in a file.
 
     Raises:
         OSError: it cannot be read, is no JSON, no object, nested too deep, or another tool's.
@@ -72,7 +72,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
 
 def _refused(constant: str) -> Any:
-    """What Python alone reads: NaN and the infinite numbers."""
+    """Refuse NaN and infinite numbers, which only Python reads as JSON."""
     raise ValueError(f"JSON has no {constant}")
 
 

@@ -30,7 +30,7 @@ def download(repo_id: str, name: str, **arguments: Any) -> Path:
 
     Raises:
         ImportError: huggingface_hub is not installed.
-        OSError: no network, no such repository, or no such file in it.
+        OSError: no network, or the repository or its file does not exist.
     """
     library = _library(repo_id)
     token = arguments.pop("use_auth_token", None)

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Stored:
-    """What a configuration has of files. Its fields are all that is kept."""
+    """Methods of a configuration to read and write files. Only its fields are kept."""
 
     model_type: ClassVar[str] = ""
 
@@ -39,17 +39,17 @@ class Stored:
         }
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """`to_dict`, without what every configuration of transformers has by default."""
+        """`to_dict`, without the defaults of every configuration of transformers."""
         return {name: value for name, value in self.to_dict().items() if name != "model_type"}
 
     def to_json_string(self, use_diff: bool = True) -> str:
         """The fields as JSON, sorted by name.
 
         Args:
-            use_diff: leave out what every configuration of transformers has by default.
+            use_diff: leave out the defaults of every configuration of transformers.
 
         Raises:
-            ValueError, TypeError: a field holds what JSON has not.
+            ValueError, TypeError: a field has a value that JSON cannot express.
         """
         values = self.to_diff_dict() if use_diff else self.to_dict()
         try:
@@ -76,7 +76,7 @@ class Stored:
     def from_dict(
         cls, config_dict: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs: Any
     ) -> Any:
-        """A configuration from `to_dict`, or from what an older release wrote.
+        """A configuration from the result of `to_dict`, also of an older release.
 
         Args:
             config_dict: fields by name. Old forms are repaired, and unknown keys ignored, each

@@ -27,7 +27,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class Part:
-    """A line of the table that is logged: what has parameters, and where.
+    """A line of the logged table: a module with parameters, and its IPU.
 
     Args:
         begins: it begins a block; else it runs where it is called, by its place in the model there.
@@ -50,7 +50,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class _Owner:
-    """What has a parameter first: a layer, or another module."""
+    """The first module that has a parameter: a layer, or another module."""
 
     path: str
     ipu: int
@@ -64,7 +64,7 @@ class _Walk:
     def __init__(self, choice: Choice) -> None:
         self.choice = choice
         self.begins: list[Begin] = []
-        self.paths: dict[str, int] = {}  # of whatever has parameters, with its IPU
+        self.paths: dict[str, int] = {}  # of modules with parameters: the IPU
         self.owners: dict[int, _Owner] = {}
         self.open_ipu, self.before_layers = 0, True
 
@@ -132,15 +132,14 @@ def place(
 ) -> Placed:
     """Decide where blocks begin. Reads the model, changes nothing.
 
-    Every layer begins a block. So does, on IPU 0 and at each call, every module with parameters
-    that stands before the first list: the embeddings. Any other module runs in the block that is
-    open when it is called, unless a module on an earlier IPU owns one of its parameters: then it
-    begins a block there.
+    Every layer begins a block. Modules with parameters before the first list, the embeddings, begin
+    a block on IPU 0 at each call. Any other module runs in the block that is open when it is
+    called. But if a module on an earlier IPU owns one of its parameters, it begins a block there.
 
     Args:
         lists: of layers, in the order in which these are numbered.
         ipus: the IPU of each layer.
-        choice: what is in parts.
+        choice: the layers in parts.
 
     Raises:
         ValueError: a layer is on two IPUs, or shares a parameter with something on another one.

@@ -1,4 +1,4 @@
-"""Find the lists of equal layers in a model: what is shared out to IPUs.
+"""Find the lists of equal layers in a model, which are divided among IPUs.
 
 A table of paths by model would go stale: the lists move from one version of transformers to the
 next.
@@ -38,16 +38,18 @@ def find_layer_lists(
 ) -> tuple[LayerList, ...]:
     """The lists of layers of a model, in the order of `layers`, else of `named_modules()`.
 
-    Without `layers` the first rule that finds any decides: lists of the classes that the model
-    names in `_no_split_modules`; lists of transformers' checkpointed layers; the only list of at
-    least two layers with equal parameters.
+    Without `layers` the first rule that finds any decides:
+
+    1. lists of the classes that the model names in `_no_split_modules`;
+    2. lists of transformers' checkpointed layers;
+    3. the only list of at least two layers with equal parameters.
 
     Args:
         layers: the path of a list, or several.
 
     Raises:
-        ValueError: no such path; no list; a layer that is named twice; or several lists by the
-            last rule.
+        ValueError: a path does not exist; there is no list; a layer is named twice; or the last
+            rule finds several lists.
     """
     if layers is not None:
         paths = [layers] if isinstance(layers, str) else list(layers)

@@ -1,4 +1,4 @@
-"""Plan how many layers each IPU has by what they cost, measured on this machine."""
+"""Plan the number of layers on each IPU by their times, measured on this machine."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class LayerPlan:
 
     Args:
         layers_per_ipu: the number of layers of each IPU.
-        seconds: what each IPU takes for a micro-batch, as far as is known.
+        seconds: the time of each IPU for a micro-batch, as far as it is known.
     """
 
     layers_per_ipu: list[int]
@@ -44,8 +44,8 @@ def plan_layers(
 ) -> LayerPlan:
     """The contiguous split of a model's layers over `n` IPUs whose slowest part is fastest.
 
-    What operators take is measured on this machine, forward and in training mode backward too.
-    Changes neither the model nor the configuration.
+    The times of operators are measured on this machine, forward and in training mode backward, too.
+    The model and the configuration do not change.
 
     Args:
         model: has lists of layers.
@@ -108,11 +108,11 @@ def _plan(
 def balance(
     seconds: Sequence[float], before: float, fixed: Sequence[int]
 ) -> tuple[list[int], tuple[float, ...]]:
-    """The number of layers of each IPU, and what each takes.
+    """The number of layers of each IPU, and the time of each IPU.
 
     Args:
         seconds: of each layer; the last with all that follows it.
-        before: what IPU 0 does besides: embeddings, and heads that are tied to them.
+        before: the time of IPU 0 for other modules: embeddings, and heads tied to them.
         fixed: the number of layers of each IPU; -1 leaves it open.
 
     Raises:

@@ -29,7 +29,7 @@ _Model = TypeVar("_Model", bound=nn.Module)
 
 @dataclass
 class _Changes:
-    """What `parallelize` has done to a model."""
+    """The changes of `parallelize` to a model."""
 
     handles: list[RemovableHandle] = field(default_factory=list)
     swaps: Swaps = field(default_factory=Swaps)
@@ -45,7 +45,7 @@ class _Changes:
         take_out(self.swaps, weights=weights)
 
 
-# Kept beside the models: none of them has an attribute more.
+# Kept outside of the models, which get no new attribute.
 _parallelized: "WeakKeyDictionary[nn.Module, _Changes]" = WeakKeyDictionary()
 
 
@@ -74,8 +74,8 @@ def parallelize(
         TypeError: it is no module, such as a model that is wrapped in an executor already; or
             `sample` is no tuple or dictionary.
         RuntimeError: it is parallelized already, or a copy of a model that was.
-        ValueError: no list of layers, or several that may be meant; what the configuration asks
-            for cannot be. The model is as before.
+        ValueError: there is no list of layers, or several are possible, or the model cannot be
+            placed by the configuration. The model is as before.
         IncompatibleIPUConfigError: the configuration's layers are not those of the model.
     """
     _check_module(model)
@@ -164,7 +164,7 @@ def _check_module(model: Any) -> None:
 
 
 def _check_no_copy(model: nn.Module) -> None:
-    """Refuse the copy of a parallelized model: its hooks are there, what they replaced is not."""
+    """Refuse the copy of a parallelized model: it has the hooks, and no record to undo them."""
     if any(isinstance(hook, Calls) for hook in model._forward_pre_hooks.values()):
         raise RuntimeError(
             f"this {type(model).__name__} is a copy of a parallelized model, which cannot be "

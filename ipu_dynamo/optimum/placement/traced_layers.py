@@ -1,4 +1,4 @@
-"""Trace a model once to see in which order its layers run, and what they cost."""
+"""Trace a model once for the order in which its layers run, and for their costs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,9 +33,9 @@ def check_sample(sample: Any) -> None:
 
 
 class _Summed(nn.Module):
-    """A model whose result is one number that training could minimise: the loss, or a sum.
+    """A model that returns one number, which training could minimise: the loss, or a sum.
 
-    What is added to the model is in a block of its own, on IPU `own_ipu`.
+    The added operators are in a block of their own, on IPU `own_ipu`.
     """
 
     def __init__(self, model: nn.Module, own_ipu: int) -> None:
@@ -100,9 +100,9 @@ def layer_seconds(
     config: IPUConfig,
     ipus: int,
 ) -> tuple[list[float], float]:
-    """What each layer takes, with what runs behind it; and what runs on IPU 0 in any case.
+    """The time of each layer and the modules after it, and of modules that stay on IPU 0.
 
-    The sum of results that stands for a loss is no part of the model, and not counted.
+    The sum of results in place of a loss is not part of the model, and not counted.
 
     Args:
         config: its mode says whether the backward pass counts.

@@ -1,4 +1,4 @@
 """Compute embeddings and projections in parts, and put such layers in place of plain ones.
 
-A part computes what the plain layer does, up to the order of sums; weights go back unchanged.
+Parts give the results of the plain layer, up to the order of sums. Weights are restored unchanged.
 """

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Choice:
-    """What is to be in parts, and where.
+    """The layers to compute in parts, and the IPUs of the parts.
 
     Args:
         embedding: tables of the embedding, 1 for the whole one.
@@ -38,7 +38,7 @@ class Choice:
 
 
 def choose(model: nn.Module, config: "IPUConfig") -> Choice:
-    """What a configuration asks for, by the fields of its mode.
+    """Choose layers to compute in parts, by the configuration's fields of its mode.
 
     Raises:
         ValueError: parts of a tied table on several IPUs, or of layers that cannot be cut.
@@ -99,7 +99,7 @@ def choose(model: nn.Module, config: "IPUConfig") -> Choice:
 
 
 def _own(model: nn.Module, method: str) -> Any:
-    """What a method of transformers' models gives; None where there is none."""
+    """The result of a method of transformers' models; None if the model does not have it."""
     try:
         return getattr(model, method)()
     except (AttributeError, NotImplementedError):

@@ -79,7 +79,7 @@ class SerializedEmbedding(nn.Module):
 
     @classmethod
     def filled_up(cls, embedding: nn.Embedding, serialization_factor: int) -> Self:
-        """The embedding in parts, of which the last are filled up with zeros that no index means.
+        """The embedding in parts, the last ones filled up with zeros that no index reads.
 
         They are in no `state_dict`, and not in `to_model`.
 
@@ -143,7 +143,7 @@ class SerializedEmbedding(nn.Module):
         for number, table in enumerate(tables):
             shifted = indices - number * self.rows
             low, high = shifted < 0, shifted >= table.real
-            # The first table looks up what is below all rows, the last what is above: as errors.
+            # An index below all rows is left to the first table, one above to the last: an error.
             index = torch.where(low, 0, shifted) if number else shifted
             past_the_end = shifted + (self.rows - table.real) if number == last else 0
             found = table(torch.where(high, past_the_end, index))

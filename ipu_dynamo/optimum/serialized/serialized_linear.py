@@ -25,7 +25,7 @@ def mode_text(mode: Any) -> str:
     """The core's word for a mode, of which PopTorch's members have it as their value.
 
     Raises:
-        ValueError: there is no such mode.
+        ValueError: the mode is unknown.
     """
     text = getattr(mode, "value", mode)
     if text not in (*MODES, DISABLED):
@@ -167,7 +167,7 @@ class SplitProjection(nn.Module):
 
     @classmethod
     def filled_up(cls, linear: nn.Linear, serialization_factor: int) -> Self:
-        """The layer by its outputs, the last parts filled up with zeros that nobody sees.
+        """The layer cut by its outputs, the last parts filled up with zeros.
 
         They are in no result, in no `state_dict`, and not in `to_model`.
 

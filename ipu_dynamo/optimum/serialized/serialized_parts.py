@@ -33,7 +33,7 @@ def first_parts(parts: Sequence[nn.Module], splits: Sequence[int]) -> list[tuple
 
 
 class _Filled(nn.Module):
-    """A layer whose weight has `real` rows, and zeros behind them that no file sees."""
+    """A layer whose weight has `real` rows, and zeros after them that are in no file."""
 
     real: int
     weight: Tensor
@@ -70,7 +70,7 @@ def take_rows(parts: Sequence[_Filled], whole: nn.Module) -> None:
 def check_replaceable(layer: nn.Module) -> None:
     """Raise ValueError unless a layer is its class and its parameters, and nothing more.
 
-    What else users have given it would be gone in parts of it.
+    Parts would not have the other things that users may have added to it.
     """
     own = {name for name, value in layer._parameters.items() if value is not None}
     more = [

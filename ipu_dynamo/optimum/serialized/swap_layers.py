@@ -20,8 +20,8 @@ from ipu_dynamo.optimum.serialized.serialized_linear import (
 from ipu_dynamo.optimum.serialized.serialized_parts import check_replaceable
 
 Parts = SerializedEmbedding | SplitProjection
-_ATTRIBUTES = "factor", "mode"  # what a SerializedLinear has more than a linear layer
-# What runs at a call. Hooks on state are left out: parts have other names there.
+_ATTRIBUTES = "factor", "mode"  # that a SerializedLinear has in addition to a linear layer
+# Hooks that run at a call. Hooks on state are left out: parts have other names there.
 _HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -39,7 +39,7 @@ _standing: "WeakSet[Parts]" = WeakSet()
 
 @dataclass(frozen=True)
 class _Swap:
-    """A module of `owner` that `parts` has taken the place of."""
+    """A module of `owner` that `parts` has replaced."""
 
     owner: nn.Module
     name: str
@@ -49,10 +49,10 @@ class _Swap:
 
 @dataclass
 class Swaps:
-    """What has been put into a model, and how it was before.
+    """The replacements in a model, with the data to undo them.
 
     Args:
-        replaced: modules that others stand for.
+        replaced: modules that were replaced by parts.
         reclassed: linear layers that became serialised ones, each with its own attributes of
             those names that a serialised one uses.
     """
@@ -62,13 +62,13 @@ class Swaps:
 
 
 def put_in(model: nn.Module, choice: Choice, swaps: Swaps) -> None:
-    """Put layers in parts into a model; `swaps` knows at any time what has been done.
+    """Replace layers of a model by parts; `swaps` records each replacement at once.
 
-    Parts that a program has still got come back with the weights of now, so that programs of
+    Parts that a program still holds are used again, with the current weights, so that programs of
     training and inference share them.
 
     Raises:
-        ValueError: a layer that parts cannot stand for.
+        ValueError: a layer that parts cannot replace.
     """
     if choice.embedding > 1:
         assert isinstance(choice.table, nn.Embedding)
@@ -98,10 +98,10 @@ def put_in(model: nn.Module, choice: Choice, swaps: Swaps) -> None:
 
 
 def take_out(swaps: Swaps, *, weights: bool) -> None:
-    """Put the layers back that `put_in` has replaced; what a user has put there since stays.
+    """Restore the layers that `put_in` replaced, unless a user has replaced them since.
 
     Args:
-        weights: they get the weights and modes of now; else they are as they were.
+        weights: they get the current weights and modes; else they are as they were.
     """
     for head, own in swaps.reclassed:
         if type(head) is SerializedLinear:

@@ -21,7 +21,7 @@ def layer_count(layers: Any) -> int | None:
 def check_coherence(config: "IPUConfig") -> None:
     """Raise unless training and inference fields fit each other.
 
-    What a dictionary by type of POD takes part in is checked when that is chosen.
+    Checks on a dictionary by type of POD wait until the type is chosen.
 
     Raises:
         IncompatibleIPUConfigError: lists of other lengths than there are IPUs.

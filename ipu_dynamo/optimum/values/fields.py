@@ -17,13 +17,13 @@ class Field:
     """A field of a configuration: a descriptor whose values are always valid ones.
 
     Args:
-        default: what the constructor takes where it is given nothing.
+        default: the value if the constructor gets none.
         lowest: the least value, or element of a list.
         splits: a list of parts of a layer per IPU.
         choices: all values that there are.
         by_pod: takes a dictionary from type of POD to value, too.
-        option: what of `poptorch.Options`, or of the model, it becomes.
-        changes: what that changes, for the guide.
+        option: the setting of `poptorch.Options`, or the part of the model, that it becomes.
+        changes: the effect of that, for the guide.
     """
 
     def __init__(

@@ -12,13 +12,13 @@ KEYS = (*IPUS, "pod128", "pod256", DEFAULT)  # of a dictionary; the two are no `
 
 
 def check_pod_type(pod_type: str | None) -> None:
-    """Raise ValueError for a type of POD that there is not; None is no type."""
+    """Raise ValueError for an unknown type of POD; None is no type."""
     if pod_type is not None and pod_type not in IPUS:
         raise ValueError(f"pod_type is {pod_type!r}; choose one of {', '.join(IPUS)}")
 
 
 def entry(name: str, values: Mapping[str, Any], pod_type: str | None) -> Any:
-    """What the field `name` is on a POD; without a type, its "default".
+    """The value of the field `name` on a type of POD; without a type, its "default".
 
     Raises:
         RuntimeError: there is no type and no default.

@@ -38,7 +38,7 @@ def read_update(text: str, fields: Mapping[str, Field]) -> dict[str, Any]:
 
 
 def _value(name: str, written: str, field: Field) -> Any:
-    """What a field's text means, by the declared type."""
+    """Parse a field's text, by the declared type."""
     forms = _forms(field.declared)
     wrong = ValueError(f"{name} cannot be {written!r}: its type is {type_text(field.declared)}")
     try:
@@ -64,7 +64,7 @@ def _scalar(written: str, kind: Any) -> Any:
     """A number, a word or a truth value.
 
     Raises:
-        ValueError: it is none of this kind.
+        ValueError: the text is not of this kind.
     """
     if kind is not bool:
         return kind(written)
