@@ -11,7 +11,7 @@ MINOR = "3.15"  # private names of Keras are used, all in `private/`
 
 
 def check() -> None:
-    """Import Keras, choosing its backend where nobody has.
+    """Import Keras, with the torch backend unless the user has set another.
 
     Raises:
         ImportError: Keras is missing.

@@ -56,9 +56,9 @@ from ipu_dynamo.keras.stored.restore import (
 
 
 class Extension(ExecutionMethods):
-    """What the three extensions have in common."""
+    """The methods that the three extensions share."""
 
-    # What became of the model
+    # Programs of the model
 
     def __ipu_inspect__(self) -> Inspection:
         """The programs of `fit`, `evaluate` and `predict`, for `ipu_dynamo.inspect`."""
@@ -147,7 +147,7 @@ class Extension(ExecutionMethods):
         gradient_accumulation_reduction_method: str | GradientAccumulationReductionMethod = "sum",
         **pipelining_kwargs: Any,
     ) -> None:
-        """Set how a pipelined model runs. What is None stays as it is.
+        """Set how a pipelined model runs. Settings that are None stay as they are.
 
         Args:
             gradient_accumulation_steps_per_replica: micro-batches of a replica for each update.

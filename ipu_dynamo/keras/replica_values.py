@@ -1,4 +1,4 @@
-"""Reduce what each replica has to one value: results of metrics, and states of their objects."""
+"""Reduce the replicas' values to one: results of metrics, and states of their objects."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,9 +10,9 @@ from ipu_dynamo.keras.settings.enumerations import ReplicatedMetricReductionMeth
 
 
 def reduce_state(method: Method, states: Sequence[Tensor]) -> Tensor:
-    """The value of a metric's variable that the host sees, of those of the replicas in order.
+    """Reduce a metric's variable over the replicas to the value that the host sees.
 
-    Variables that are not floating are the last replica's: a mean of counts is none.
+    Variables that are not floating are the last replica's: a mean of counts is not a count.
     """
     if not states[-1].is_floating_point():
         return states[-1]

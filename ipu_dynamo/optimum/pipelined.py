@@ -150,7 +150,7 @@ class PipelineMixin:
 
 
 class _PlacedByRule(PipelineMixin):
-    """The methods of classes that are not registered: they call the functions of these names."""
+    """The methods of unregistered classes: they call the functions of these names."""
 
     def parallelize(  # type: ignore[override]
         self, layers: str | Sequence[str] | None = None, sample: Sample | None = None

@@ -1,4 +1,4 @@
-"""Keep what the extension knows of one model, beside its attributes that Keras tracks."""
+"""Keep the extension's state of one model, apart from attributes that Keras tracks."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,7 +29,7 @@ class ModelState:
     meets_stages: bool | None = None  # of a Model subclass: whether `call` enters a PipelineStage
 
     def change(self, **settings: Any) -> None:
-        """Replace some settings, and drop what was compiled for the others."""
+        """Replace some settings, and drop programs that were compiled for the old ones."""
         self.settings = replace(self.settings, **settings)
         self.programs.clear()
 

@@ -1,4 +1,4 @@
-"""Refuse, before any step, what an extended model cannot do as it is written."""
+"""Refuse, before any step, extended models that cannot run as they are written."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -34,7 +34,7 @@ def check_execution(
     """Check that `fit`, `evaluate` or `predict` of an extended model can run as a program.
 
     Args:
-        method: what is called, as `train_on_batch`; `kind` if left out.
+        method: the called method, as `train_on_batch`; `kind` if left out.
 
     Raises:
         RuntimeError: `run_eagerly` is set, or a method is overridden that a program replaces.

@@ -56,7 +56,7 @@ class Hooks:
     """The replaced attributes of Keras and PyTorch.
 
     Invariant: they are in place exactly while the number of open scopes, over all threads, is
-    positive. Each asks in whose thread it runs, and elsewhere is what it replaced.
+    positive. In threads without an open scope each calls the function that it replaced.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Hold what is particular to a thread: the strategies of its scopes, and its pipeline stage."""
+"""Hold the state of each thread: the strategies of its scopes, and its pipeline stage."""
 
 import threading
 from typing import Any

@@ -1,5 +1,5 @@
-"""Run what `keras.step` traced: options, programs by their origin, batches and results of calls.
+"""Run the traced steps of `keras.step`: options, programs, batches and results.
 
-A program computes in the memory of Keras' own variables, so what it writes is seen in Keras, and
-what the host assigns acts at the next call.
+A program computes in the memory of Keras' own variables. So its writes are visible in Keras, and
+assignments of the host take effect at the next call.
 """

@@ -88,7 +88,7 @@ def last_results_only(model: Any, kind: Kind, shape: CallShape) -> bool:
 
 
 def locations(keywords: Mapping[str, Any]) -> Locations:
-    """What lives off the chip."""
+    """The locations of variables: off the chip or on it."""
 
     def where(*names: str) -> Location:
         return Location(off_chip=any(keywords.get(name) for name in names))
@@ -101,7 +101,7 @@ def locations(keywords: Mapping[str, Any]) -> Locations:
 
 
 def reduced_loss(model: Any, shape: CallShape) -> Callable[[Tensor], Tensor]:
-    """What the loss of a micro-batch becomes before it is differentiated.
+    """Scale the loss of a micro-batch before it is differentiated.
 
     The core adds gradients up, or keeps their mean over micro-batches and replicas; Keras'
     extension always adds over replicas.

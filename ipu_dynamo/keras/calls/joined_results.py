@@ -1,4 +1,4 @@
-"""Take apart what the core joins: the results of single batches, of those of a call."""
+"""Split the joined results of a call into those of single batches."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, overload
@@ -17,7 +17,7 @@ class JoinedResults:
     Args:
         shapes: of the tensors of one batch, in order.
         replicas: of the program.
-        behind_loss: the results stand behind the loss, which nobody asks for.
+        behind_loss: the program returns the loss before the results; it is dropped.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class JoinedResults:
 
     @staticmethod
     def _batches(joined: Tensor, shape: torch.Size) -> Tensor:
-        """The tensors of single batches, one behind the other in a dimension of their own."""
+        """The tensors of single batches, in order along a new first dimension."""
         if not shape.numel():
             rows = shape[0] if shape else 1
             count = len(joined) // rows if rows else 1
@@ -58,7 +58,7 @@ class JoinedResults:
 
 
 class StepResults(Sequence[Sequence[Results]]):
-    """The results of steps, each made when it is asked for: who needs the last one makes no other.
+    """The results of steps, each made when it is read: reading the last one makes no other.
 
     Args:
         single: makes the results of a batch.

@@ -1,4 +1,4 @@
-"""Keep what a model's programs share beside its variables, for as long as the model lives."""
+"""Keep state that a model's programs share, other than its variables, while it lives."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ _MEMORY = "_ipu_dynamo_memory"  # in the instance's __dict__, past Keras' and Py
 
 
 class ModelMemory:
-    """What replicas have for themselves, and the generators of draws that name none.
+    """The replicas' own values of variables, and generators for draws without a seed.
 
     Attributes:
         outside: by identity, the variables that a step uses and the model does not have.
-        read_by_update: the same of an update, as what a schedule or a constraint reads.
+        read_by_update: the same of an update, such as those that a schedule or a constraint reads.
         assigned: by identity, the trained variables that a step has been seen to assign.
         generators: seed generators by stage, each made when a program needs it. No file holds them.
             Each stage has one, since its state lives where it draws.

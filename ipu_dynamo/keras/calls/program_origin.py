@@ -17,7 +17,7 @@ from ipu_dynamo.keras.step.update import optimizer_states
 
 @dataclass(frozen=True, eq=False)
 class ProgramOrigin:
-    """What a program is only right for.
+    """The state of a model for which a program is right.
 
     Args:
         objects: those that `compile` makes; compared by identity, as tensors are.
@@ -48,7 +48,7 @@ class ProgramOrigin:
 def origin_of(
     model: Any, kind: Kind, variables: Sequence[StepVariable], outside: Iterable[Any] = ()
 ) -> ProgramOrigin:
-    """What a model is now.
+    """The present state of a model.
 
     Args:
         variables: of its step.

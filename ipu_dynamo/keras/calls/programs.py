@@ -57,10 +57,10 @@ _calls = count()
 
 
 def program_for(model: Any, kind: Kind, batch: Any, shape: CallShape) -> "StepProgram":
-    """The program of a model for batches like this one; compiled where there is none that fits.
+    """The program of a model for batches like this one; compiled if none fits.
 
-    It is compiled again where `compile` was called, a variable has another tensor, a layer was
-    frozen, or an attribute of the optimiser that is constant in the program has changed.
+    It is compiled again if `compile` was called, a variable has another tensor, a layer was frozen,
+    or an attribute of the optimiser that is constant in the program has changed.
 
     Args:
         batch: `x`, or a tuple `(x, y, sample_weight)` of which some may be missing or None.
@@ -120,13 +120,13 @@ def _changes(model: Any, paths: Iterable[str]) -> str:
 
 
 def explain_step(model: Any, kind: Kind, batch: Any, shape: CallShape) -> Inspection:
-    """What `program_for` would return, and does not compile."""
+    """Describe the program that `program_for` would return, without compiling it."""
     batch, shape, plan = _planned(model, kind, batch, shape)
     return StepProgram(model, kind, batch, shape, plan).explain(batch)
 
 
 def inspected(model: Any) -> Inspection:
-    """What became of a model's steps so far."""
+    """Describe the programs of a model's steps so far."""
     state = vars(model).get(STATE)
     programs = [] if state is None else [*state.programs.values()]
     last = max(range(len(programs)), key=lambda place: programs[place].last_call, default=0)
@@ -137,8 +137,8 @@ def inspected(model: Any) -> Inspection:
 class StepProgram:
     """A compiled step of a model, for batches of one shape.
 
-    Invariant: between calls Keras' variables hold what the program has: of several replicas what
-    the host is to see.
+    Invariant: between calls Keras' variables hold the program's values. For values of several
+    replicas, it is the value that the host shall see.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class StepProgram:
         if self._update is not None:
             self._update.constants.keep()
         self._origin = origin_of(model, kind, self._variables, self._read_by_update)
-        # what the step itself changes in Python would never be the same again
+        # values that the step itself changes in Python would never be the same again
         self._traced = different(before, self._origin.values) & before.keys()
         if self._traced:
             notice(state_of(model).notices, "values of Python", _changes(model, self._traced))
@@ -180,7 +180,7 @@ class StepProgram:
         return self._program
 
     def fits(self) -> bool:
-        """Whether the model is still what was traced."""
+        """Whether the model is unchanged since it was traced."""
         variables = self._list_variables()
         present = origin_of(self.model, self.kind, variables, self._read_by_update)
         return self._origin.is_same(present, self._traced) and self._constants_same()
@@ -213,7 +213,7 @@ class StepProgram:
             return self._program(*inputs, on_send=send)
 
     def _sender(self, on_step: OnStep) -> Callable[[int, Any], None]:
-        """What the core calls with each device iteration."""
+        """Make the function that the core calls with each device iteration."""
 
         def sent(iteration: int, results: Any) -> None:
             first = iteration * self.shape.accumulation
@@ -224,7 +224,8 @@ class StepProgram:
 
     @contextmanager
     def _exchanged(self) -> Iterator[None]:
-        """Take what the host has assigned, and show it what the program has, also if it fails."""
+        """Copy the host's assignments to the program, and afterwards the program's values to the
+        host, also if it fails."""
         own, training = self._own_of_replicas, self.kind == "fit"
         replicated = self._memory.replicas(self.shape.replicas)
         if own:
@@ -259,7 +260,7 @@ class StepProgram:
         return step_variables(self.model, self.kind, outside=self._memory.step_variables)
 
     def explain(self, batch: Any) -> Inspection:
-        """What would become of the step for batches like this one; nothing is compiled."""
+        """Describe the program of the step for batches like this one; compile nothing."""
 
         def explained(program: CompiledModel, *inputs: Any) -> Inspection:
             return program.__ipu_explain__(inputs, {})
@@ -267,8 +268,10 @@ class StepProgram:
         return self._traced_by(explained, batch)[1]
 
     def _traced_by(self, trace: Callable[..., Made], batch: Any) -> tuple[CompiledModel, Made]:
-        """Trace the step; again for all that only a trace tells: a draw without a seed needs a
-        generator of its stage, and a weight that is assigned what tells the update of its value.
+        """Trace the step, and again each time that a trace needs another variable.
+
+        A draw without a seed needs a generator of its stage. A weight that the step assigns needs
+        an input of the update for its value.
 
         Args:
             trace: gets a program that is not compiled yet, and the inputs of a call.
@@ -287,10 +290,10 @@ class StepProgram:
             return program, made
 
     def _check_update(self, module: StepModule) -> None:
-        """Refuse an update that reads what its step assigns, of which it has a copy of before.
+        """Refuse an update that reads a variable which its step assigns: it has an old copy.
 
         Raises:
-            CompileError: it does.
+            CompileError: the update reads such a variable.
         """
         for variable in self._read_by_update:
             if id(variable) in module.written:
@@ -301,7 +304,7 @@ class StepProgram:
                 )
 
     def _supplies(self, module: StepModule) -> bool:
-        """Make what a trace has missed; whether there was anything."""
+        """Add the variable or generator that a trace has missed; whether there was one."""
         memory, stage, assigned = self._memory, module.without_generator, module.without_receiver
         read = module.without_tensor
         if read is not None and id(read) not in memory.outside:
@@ -365,7 +368,7 @@ class StepProgram:
 class _OptimizerStates:
     """The states of an optimizer in Keras' variables, and in a program.
 
-    A program computes on Keras' own tensors but for these. Its optimizer writes all of them.
+    A program computes on Keras' own tensors, except for these. Its optimizer writes all of them.
 
     Args:
         tensors: of the variables. A program fits no model that has others, so copies always take

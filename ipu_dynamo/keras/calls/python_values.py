@@ -1,7 +1,7 @@
 """Read the Python values that a trace freezes, so that a program notices when one has changed.
 
-A step is traced once, and plain Keras runs its Python for every batch: an attribute of an
-optimizer, a schedule, a loss or a layer of the user's own may have another value by then.
+A step is traced once, but plain Keras runs its Python for every batch. By then an attribute of an
+optimizer, a schedule, a loss or a user's layer may have another value.
 """
 
 import types
@@ -26,7 +26,7 @@ from ipu_dynamo.keras.step.step_variables import Kind
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
 _LIBRARIES = frozenset({"keras", "torch", "numpy", "builtins", "ipu_dynamo", "threading"})
 _DEPTH = 4  # of objects in objects
-# what the trainer itself sets on a model
+# attributes that the trainer itself sets on a model
 _BOOKKEEPING = frozenset(
     (
         *("built", "training", "stop_training", "stop_evaluating", "stop_predicting", "history"),
@@ -41,8 +41,8 @@ _BOOKKEEPING = frozenset(
 def python_values(model: Any, kind: Kind) -> dict[str, Any]:
     """Numbers, texts and arrays in attributes and closures, by their path.
 
-    They are those of the optimiser, of losses and metrics, and of what is of a user's class or
-    function in layers. Variables and tensors are not among them: a program reads these.
+    They are those of the optimiser, of losses and metrics, and of objects in layers whose class or
+    function is a user's. Variables and tensors are not among them: a program reads these.
     """
     found: dict[str, Any] = {}
     seen: set[int] = set()
@@ -132,7 +132,7 @@ def _own_names(owner: Any) -> list[str]:
 
 
 def _free_values(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """What a function of the user's reads beside its arguments."""
+    """The values that a user's function reads in addition to its arguments."""
     if not _is_users(function):
         return
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -147,7 +147,7 @@ def _free_values(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _is_closed(value: Any) -> bool:
-    """Whether nobody looks for values in an object: a class, a layer, or of a library."""
+    """Whether an object is not searched for values: a class, a layer, or of a library."""
     if isinstance(value, type | types.ModuleType | torch.nn.Module) or is_layer(value):
         return True
     package = type(value).__module__.split(".")[0]

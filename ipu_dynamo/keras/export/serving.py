@@ -53,7 +53,7 @@ def export_for_serving(
         output_names: of the outputs; those of the model if left out.
         preprocessing_step: runs on the host; takes the inputs, and gives the model's.
         postprocessing_step: runs on the host; takes the model's outputs, and gives others.
-        purge_export_dir: replace what is in `export_dir`.
+        purge_export_dir: replace the content of `export_dir`.
 
     Raises:
         RuntimeError: the model has not been built.

@@ -29,7 +29,7 @@ class ServingModule(StepModule):
         plan: of a pipelined model.
         outside: variables that predictions read, and the model does not have.
         inputs: nested as the model takes them, of names.
-        output_names: of the flat outputs, behind the last step; None: as they are called there.
+        output_names: of the flat outputs, after the last step; None: their names there.
         preprocessing: takes the flat inputs, and gives those of the model.
         postprocessing: takes the model's flat outputs, and gives those of the program.
     """

@@ -1,6 +1,6 @@
 """Offer TensorFlow's namespace `ipu`, as far as Keras programs use it.
 
-Old programs change the line that imports it. What is not offered says so.
+Old programs change the line that imports it. Other names raise an error that says so.
 """
 
 from ipu_dynamo.keras.ipu import config as config

@@ -1,4 +1,4 @@
-"""Configure the machine as TensorFlow programs for IPUs do, and keep what is in force.
+"""Configure the machine as TensorFlow programs for IPUs do; keep the active settings.
 
 `auto_select_ipus` is the number of IPUs of strategies; everything else is recorded.
 """

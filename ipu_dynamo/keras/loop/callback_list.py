@@ -58,7 +58,7 @@ def callback_list(
     """The callbacks of a call as one `CallbackList`; one that the caller passes stays as it is.
 
     Args:
-        callbacks: what the user passed.
+        callbacks: the user's argument.
         steps: of an epoch, for `params`.
         history: whether a `History` is added.
     """
@@ -83,7 +83,7 @@ def callback_list(
 
 @contextmanager
 def threads_ended(callbacks: Any) -> Any:
-    """End the list's own threads if what is done with it raises."""
+    """End the list's own threads if the block raises."""
     try:
         yield
     except BaseException:

@@ -25,7 +25,7 @@ def evaluate(
     return_dict: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """What `evaluate` of an extended model does; arguments as in Keras."""
+    """Run `evaluate` of an extended model; arguments as in Keras."""
     cached = kwargs.pop("_use_cached_eval_dataset", False)  # by `fit`, as Keras' own does
     if kwargs:
         raise ValueError(f"Arguments not recognized: {kwargs}")

@@ -77,8 +77,10 @@ class ExecutionFunction:
 
 
 def explained(model: Any, *data: Any) -> Inspection:
-    """What became of a model's steps; without one what would become of `fit` on `x` and `y`, or of
-    `predict` on `x`."""
+    """Describe the programs of a model's steps.
+
+    Without a program, describe the one of `fit` on `x` and `y`, or of `predict` on `x`.
+    """
     seen = inspected(model)
     if seen.programs:
         return seen

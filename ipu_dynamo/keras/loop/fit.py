@@ -22,7 +22,7 @@ from ipu_dynamo.keras.private.keras_private import metrics_or_logs, split_valida
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What `fit` validates with, and when."""
+    """The arguments and the frequency of validation in `fit`."""
 
     arguments: dict[str, Any]
     frequency: int | Sequence[int]
@@ -60,7 +60,7 @@ def fit(
     validation_batch_size: int | None = None,
     validation_freq: int | Sequence[int] = 1,
 ) -> Any:
-    """What `fit` of an extended model does; arguments as in Keras."""
+    """Run `fit` of an extended model; arguments as in Keras."""
     model._assert_compile_called("fit")
     advise_steps(model)
     epochs = _capped(epochs)

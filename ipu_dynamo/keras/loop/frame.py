@@ -30,10 +30,10 @@ def shown(verbose: Any) -> AbstractContextManager[None]:
 def single_pass(
     model: Any, kind: Kind, prepared: Prepared, *, verbose: Any, callbacks: Any
 ) -> Iterator[Work]:
-    """What runs over the data once, as in `evaluate` and `predict`.
+    """Prepare a single run over the data, as in `evaluate` and `predict`.
 
     Args:
-        callbacks: what the user passed.
+        callbacks: the user's argument.
     """
     callbacks = callback_list(
         model, callbacks, verbose=verbose, epochs=1, steps=prepared.plan.steps

@@ -1,4 +1,4 @@
-"""Tell users what an execution amounts to."""
+"""Log advice for users, and the effective batch size of an execution."""
 
 import logging
 from typing import Any

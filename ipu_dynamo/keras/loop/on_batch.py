@@ -28,7 +28,7 @@ def train_on_batch(
     class_weight: Any = None,
     return_dict: bool = False,
 ) -> Any:
-    """What `train_on_batch` of an extended model does; arguments as in Keras."""
+    """Run `train_on_batch` of an extended model; arguments as in Keras."""
     model._assert_compile_called("train_on_batch")
     if class_weight is not None:
         if sample_weight is not None:
@@ -43,14 +43,14 @@ def train_on_batch(
 def evaluate_on_batch(
     model: Any, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
 ) -> Any:
-    """What `test_on_batch` of an extended model does; arguments as in Keras."""
+    """Run `test_on_batch` of an extended model; arguments as in Keras."""
     model._assert_compile_called("test_on_batch")
     function = make_function(model, "evaluate")
     return _step(function, (x, y, sample_weight), return_dict, method="test_on_batch")
 
 
 def predict_on_batch(model: Any, x: Any) -> Any:
-    """What `predict_on_batch` of an extended model does; arguments as in Keras."""
+    """Run `predict_on_batch` of an extended model; arguments as in Keras."""
     function = make_function(model, "predict")
     _check_one_batch(model, "predict", "predict_on_batch")
     batch = normalised((x,), copy=False)

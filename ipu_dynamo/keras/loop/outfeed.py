@@ -12,8 +12,8 @@ _END = object()
 class CallbackThread:
     """Call `deliver(step, results)` for each step, in order, in a background thread.
 
-    Invariant: at most `depth` steps wait; whoever puts one more waits itself. After an exception of
-    `deliver` nothing is delivered any more and nobody waits.
+    Invariant: at most `depth` steps wait; `put` blocks until there is room. After an exception of
+    `deliver` no step is delivered, and `put` does not block.
     """
 
     def __init__(self, deliver: Callable[[int, Sequence[Any]], None], depth: int) -> None:
@@ -36,7 +36,7 @@ class CallbackThread:
         """Wait until all steps are delivered; after an exception, only for the one at work.
 
         Raises:
-            BaseException: what `deliver` raised, if nothing else was.
+            BaseException: the exception of `deliver`, unless the block raised another one.
         """
         self._cancelled = kind is not None
         self._steps.put(_END)

@@ -20,7 +20,7 @@ def predict(
     steps: int | None = None,
     callbacks: Any = None,
 ) -> Any:
-    """What `predict` of an extended model does; arguments as in Keras."""
+    """Run `predict` of an extended model; arguments as in Keras."""
     advise_steps(model)
     executions: deque[Any] = deque()
     data = prepared_data(

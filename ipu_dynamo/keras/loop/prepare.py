@@ -27,7 +27,7 @@ class Prepared:
 
 
 def prepare(model: Any, kind: Kind, *, argument: str, number: int | None, **data: Any) -> Prepared:
-    """Read what there is to know of the data, build the model for it, and plan.
+    """Read the properties of the data, build the model for it, and plan the steps.
 
     Args:
         argument: the name of the number's argument.
@@ -35,7 +35,7 @@ def prepare(model: Any, kind: Kind, *, argument: str, number: int | None, **data
         data: `x`, `y`, `sample_weight`, `batch_size`, `shuffle`, `class_weight`.
 
     Raises:
-        ValueError, RuntimeError: what the options, the machine or the data rule out.
+        ValueError, RuntimeError: the options, the machine or the data do not allow this call.
     """
     number = _capped(number)
     adapter = make_adapter(steps_per_epoch=number, **data)

@@ -55,7 +55,7 @@ def remember_logs(model: Any, logs: Mapping[str, Any]) -> None:
 
 
 def metrics_result(model: Any, keras_own: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `get_metrics_result` of an extended model gives.
+    """The result of `get_metrics_result` of an extended model.
 
     That is the reduced logs of its last execution. While a step is traced, before the first
     execution, and after the host assigned a variable of a metric, it is Keras' own.

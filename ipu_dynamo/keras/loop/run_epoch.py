@@ -26,7 +26,7 @@ Executions = Generator[tuple[int, list[Batch]]]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a call does in each epoch.
+    """The parts of a call's work in each epoch.
 
     Args:
         function: runs an execution.
@@ -123,7 +123,7 @@ def _put(thread: CallbackThread, first: int, step: int, replicas: Sequence[Any])
 
 
 def _logs_of_step(settings: Settings, kind: Kind, replicas: Sequence[Any]) -> Sequence[Any]:
-    """What each of a step's calls gets, one call per replica."""
+    """The logs for each of a step's callback calls, one call per replica."""
     if kind == "predict":
         return [{"outputs": outputs} for outputs in replicas]
     if settings.metric_reduction is ReplicatedMetricReductionMethod.NONE:

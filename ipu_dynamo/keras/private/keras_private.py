@@ -70,7 +70,7 @@ def is_array_adapter(adapter: Any) -> bool:
 
 
 class ArrayReader:
-    """Read many batches of arrays at once: what the loader of an `ArrayDataAdapter` does for each.
+    """Read many batches at once, which the loader of an `ArrayDataAdapter` reads one by one.
 
     Its random draws are the loader's, in their order.
 
@@ -94,7 +94,7 @@ class ArrayReader:
 
 
 def reads_at_once(adapter: Any) -> bool:
-    """Whether rows of several batches are those of each, one behind the other: of dense arrays."""
+    """Whether several batches can be read as one, by all their rows: those of dense arrays."""
     if not is_array_adapter(adapter):
         return False
     leaves = [leaf for leaf in keras.tree.flatten(adapter._inputs) if leaf is not None]
@@ -118,7 +118,7 @@ def stop_enqueuer(adapter: Any) -> None:
     if enqueuer is None:
         return
     thread = enqueuer.run_thread
-    # what a worker raises now, behind the error that ended the loop, is nobody's
+    # an exception of a worker, after the error that ended the loop, concerns no caller
     with contextlib.suppress(Exception):
         enqueuer.stop()
     end = time.monotonic() + 2.0
@@ -202,10 +202,10 @@ def is_built(model: Any) -> bool:
 
 
 def symbolic_build(model: Any, batches: Any) -> None:
-    """Build what is not yet built of model, loss, metrics and optimizer: `Trainer`.
+    """Build the parts of model, loss, metrics and optimizer that are not built: `Trainer`.
 
     Args:
-        batches: an iterator whose first item is `(0, 0, [batch])`; it is asked if need be.
+        batches: an iterator whose first item is `(0, 0, [batch])`; it is read only if needed.
     """
     model._symbolic_build(iterator=batches)
 

@@ -56,7 +56,7 @@ def gives_training(model: Any) -> bool:
 
 
 def build_for(model: Any, batch: Any, *, compiled: bool) -> None:
-    """Build what is not built yet, as Keras does before a first step.
+    """Build the parts that are not built, as Keras does before a first step.
 
     Args:
         batch: `(x, y, sample_weight)`.
@@ -93,7 +93,7 @@ def track_loss(model: Any, loss: Any, count: int) -> None:
 
 
 def override_losses(model: Any, losses: Sequence[Any]) -> None:
-    """Let `model.losses` be these; none: what it collects itself."""
+    """Let `model.losses` be these; without any, the losses that the model collects itself."""
     model._losses_override.clear()
     if losses:
         model._losses_override = list(losses)

@@ -17,7 +17,7 @@ RECORDED = "recorded: kept, without effect"
 
 @dataclass(frozen=True, slots=True)
 class Keyword:
-    """A keyword: what it takes, what it does, and a function that checks and normalises a value.
+    """A keyword: its values, its effect, and a function that checks and normalises a value.
 
     `read(value, keyword)` raises `ValueError` for a value that the keyword does not take.
     """
@@ -29,7 +29,7 @@ class Keyword:
 
 @dataclass(frozen=True, slots=True)
 class KeywordTable:
-    """What one setter takes by keyword, and why it refuses others."""
+    """The keywords of one setter, and the reasons why it refuses others."""
 
     setter: str
     known: Mapping[str, Keyword]

@@ -15,7 +15,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a model's setters have set; every value was checked when it came.
+    """The values of a model's setters; each was checked when it was set.
 
     Args:
         accumulation_steps: micro-batches of a replica for each update, without a pipeline.

@@ -1,4 +1,4 @@
-"""Assign the invocations of layers to pipeline stages, and check, show and plan what results.
+"""Assign the calls of layers to pipeline stages; check, show and plan the assignment.
 
-What a model's graph is (`layer_graph.py`) is read from Keras' nodes; nothing here computes.
+A model's graph (`layer_graph.py`) is read from Keras' nodes; nothing here computes.
 """

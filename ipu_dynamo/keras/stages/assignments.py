@@ -33,7 +33,7 @@ class LayerAssignment:
 
     @property
     def inbound_layers(self) -> list[Any]:
-        """The layers that produce what this call takes."""
+        """The layers whose outputs are inputs of this call."""
         from ipu_dynamo.keras.stages.layer_graph import inbound_layers, node_of
 
         return inbound_layers(node_of(self))
@@ -70,7 +70,7 @@ class NestedAssignment:
         """The model that is called."""
         return self._model
 
-    layer = nested_model  # what stands in the graph is the model
+    layer = nested_model  # the graph's node is a call of the model
 
     @property
     def node_index(self) -> int:
@@ -79,7 +79,7 @@ class NestedAssignment:
 
     @property
     def inbound_layers(self) -> list[Any]:
-        """The layers that produce what this call takes."""
+        """The layers whose outputs are inputs of this call."""
         from ipu_dynamo.keras.stages.layer_graph import inbound_layers, node_of
 
         return inbound_layers(node_of(self))

@@ -33,7 +33,7 @@ def current_assignment(model: Any) -> list[Element]:
 
 
 def set_assignment(model: Any, assignment: Any) -> None:
-    """Check and store an assignment, and drop what was compiled."""
+    """Check and store an assignment, and drop compiled programs."""
     checked = check_assignment(model, assignment)
     _store(model, checked, from_blocks=False)
 

@@ -69,8 +69,8 @@ def note_inputs(model: Any) -> None:
 def has_stages(model: Any, specs: Any) -> bool:
     """Whether a layer was made in a `PipelineStage`, or `call` enters one.
 
-    The layers are known; for the latter `call` runs once, on stand-ins of `specs`. What it raises
-    it will raise again, where the model is traced or runs.
+    The layers are known. To find entered stages, `call` runs once, on stand-ins of `specs`. Its
+    exceptions are ignored here: tracing or running the model raises them again.
     """
     if any(MARK in vars(layer) for layer in flat_layers(model)):
         return True

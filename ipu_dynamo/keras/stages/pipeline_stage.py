@@ -13,10 +13,10 @@ MARK = "_ipu_dynamo_stage"  # of a layer, or of a node: the stage of the block t
 
 
 class PipelineStage:
-    """Assign what is made in its block to a pipeline stage.
+    """Assign layers and calls in its block to a pipeline stage.
 
-    Layers that are constructed in the block have the stage in all their calls; a call in a block
-    has that of the block, whatever its layer has. It stands in the scope of a strategy.
+    A layer constructed in the block has the stage in all its calls. A call in a block has the
+    block's stage, even if its layer has another. The block has to be in the scope of a strategy.
 
     Args:
         stage: the stage, from 0.
@@ -48,7 +48,7 @@ class PipelineStage:
 
 @contextmanager
 def outside_of_stages() -> Iterator[None]:
-    """Make calls that no block's stage is meant for."""
+    """Make calls that do not get the stage of an open block."""
     stage, THREAD.stage = THREAD.stage, None
     try:
         yield
@@ -57,7 +57,7 @@ def outside_of_stages() -> Iterator[None]:
 
 
 def mark_operations(original_new: Callable[..., Any]) -> Callable[..., Any]:
-    """`Operation.__new__` that leaves its stage on what is made in a block."""
+    """`Operation.__new__` that marks operations made in a block with its stage."""
 
     def new_operation(cls: Any, *args: Any, **kwargs: Any) -> Any:
         operation = original_new(cls, *args, **kwargs)
@@ -69,7 +69,7 @@ def mark_operations(original_new: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def mark_nodes(original_init: Callable[..., None]) -> Callable[..., None]:
-    """`Node.__init__` that leaves its stage on what is called in a block."""
+    """`Node.__init__` that marks calls in a block with its stage."""
 
     def init_node(node: Any, *args: Any, **kwargs: Any) -> None:
         original_init(node, *args, **kwargs)

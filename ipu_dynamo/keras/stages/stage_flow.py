@@ -47,7 +47,7 @@ def flow(
         training: nested Model subclasses run as traced for training.
 
     Raises:
-        ValueError: a layer takes what a later stage produces.
+        ValueError: an input of a layer comes from a later stage.
     """
     if graph.inputs is None:
         return _chain(graph, assignment, max(input_stages or [0]))

@@ -1,4 +1,4 @@
-"""Plan what an execution of a pipelined model runs: its calls, by stage, in a valid order."""
+"""Plan the execution of a pipelined model: its calls, by stage, in a valid order."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,7 @@ class Invocation:
     """A call of a layer, a model or an operation, and the stage that it runs on.
 
     Args:
-        operation: what is called.
+        operation: the called layer, model or operation.
         node: Keras' node, with arguments and outputs; None in a Sequential without a graph, whose
             layers are called one on the result of the other.
         node_index: the index that users see; 0 in a Sequential.
@@ -66,15 +66,15 @@ class StagePlan:
 
 
 def stage_plan(model: Any, inputs: Any = None, *, training: bool = False) -> StagePlan | None:
-    """What to run of a model; None for one that is not pipelined.
+    """The plan of a model; None for one that is not pipelined.
 
     To be called at each execution: programs of other stages are dropped.
 
     Args:
         model: the model.
-        inputs: nested tensors, or what has their shapes and dtypes; needed for Model subclasses,
-            which are traced for them.
-        training: which of the two traces of a Model subclass is meant.
+        inputs: nested tensors, or objects with their shapes and dtypes; needed for Model
+            subclasses, which are traced for them.
+        training: which of the two traces of a Model subclass is used.
 
     Raises:
         ValueError: the assignment does not fit the model any more.

@@ -1,7 +1,7 @@
 """Trace the `call` of a Model subclass on symbolic inputs, so that its calls have nodes.
 
-A `call` that has an argument `training` is traced once for each value: what it hands to its layers
-differs. Both traces have to call the same layers in the same order.
+A `call` that has an argument `training` is traced once for each value, as it passes other arguments
+to its layers. Both traces have to call the same layers in the same order.
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ TRACED = "_ipu_dynamo_traced_nodes"  # of a layer: its nodes in the last trace o
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What `call` did once: nested symbolic inputs and outputs, and the nodes between, in order.
+    """A trace of `call`: nested symbolic inputs and outputs, and nodes between, in order.
 
-    `training` is the trace with `training=True`, or None where `call` has no such argument.
+    `training` is the trace with `training=True`; None if `call` does not take that argument.
     """
 
     specs: tuple[tuple[Any, ...], ...]
@@ -93,8 +93,8 @@ def trace_model(model: Any, specs: Any) -> Trace:
 class _OwnState(keras.StatelessScope):  # type: ignore[misc]
     """Note which variables the traced `call` reads or assigns outside of layers.
 
-    No node would say so: a value that was read would stay as it was while tracing, and what was
-    assigned would be lost. Within a layer's call Keras opens a scope of its own.
+    Such accesses have no node. A value that was read would stay as it was while tracing, and an
+    assigned one would be lost. Within a layer's call Keras opens a scope of its own.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Trace `keras.ops.cond` on a tensor: run both branches, and select what is returned and assigned.
+"""Trace `keras.ops.cond` on a tensor: run both branches, select results and writes.
 
 A Python bool, and a tensor that the trace makes of constants alone, take one branch. A gradient
 through a condition is the sum over both branches, zero times that of the branch not taken: values

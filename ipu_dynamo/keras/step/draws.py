@@ -47,7 +47,7 @@ def draws_keyed(own_generator: GeneratorOfModel) -> Iterator[None]:
 
 
 class _Draws:
-    """What replaces Keras' random functions."""
+    """The replacements of Keras' random functions."""
 
     def __init__(self, own_generator: GeneratorOfModel) -> None:
         self._own_generator = own_generator
@@ -64,7 +64,7 @@ class _Draws:
         }
 
     def replacing(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """What stands for the random function `name` while tracing."""
+        """Make the replacement of the random function `name` for tracing."""
 
         def drawn(*args: Any, seed: Any = None, **kwargs: Any) -> Any:
             if str(backend_core.get_device()) == "meta":
@@ -162,7 +162,7 @@ class _Draws:
 
 
 def _constant(original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """What Keras draws for a seed that is a number: the same at each call."""
+    """Draw for a seed that is a number, as Keras does: the same values at each call."""
     tensors = [leaf for leaf in tree.flatten((list(args), kwargs)) if isinstance(leaf, Tensor)]
     if not tensors:
         with outside_modes(), outside_function_modes(), torch.no_grad():

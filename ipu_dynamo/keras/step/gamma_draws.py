@@ -1,8 +1,8 @@
 """Make numbers of gamma distributions from a fixed count of uniform ones.
 
-A loop that rejects candidates draws as often as its numbers say. Here all candidates are drawn at
-once, and the first that is accepted counts: each is with a probability of at least 0.95, so that
-all are rejected once in 10**20 draws; the last one counts then.
+A loop that rejects candidates makes a varying number of draws. Here all candidates are drawn at
+once, and the first accepted one counts. Each is accepted with a probability of at least 0.95. So
+all are rejected once in 10**20 draws, and then the last one counts.
 
 Source: Marsaglia and Tsang, "A simple method for generating gamma variables", 2000.
 """

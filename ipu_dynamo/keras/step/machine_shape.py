@@ -1,6 +1,6 @@
-"""Say how a model lies on the machine: IPUs of a replica, replicas, micro-batches of a call.
+"""Compute the IPUs, replicas and micro-batches that a model's call takes.
 
-What does not fit is refused here, before any step.
+A model that does not fit is refused here, before any step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ _METHODS: dict[Kind, str] = {"fit": "fit", "evaluate": "evaluate", "predict": "p
 
 @dataclass(frozen=True, slots=True)
 class CallShape:
-    """What one execution consists of.
+    """The batches, updates and replicas of one execution.
 
     Args:
         steps: batches of each replica.

@@ -23,10 +23,10 @@ _BACKENDS = "keras.src.backend."
 
 @contextmanager
 def portable_methods(optimizer: Any) -> Iterator[None]:
-    """Give an optimiser, and all that it hands gradients on to, methods of no backend.
+    """Give an optimiser, and its inner optimisers, methods that belong to no backend.
 
-    Each is the first definition in the class's order of bases that is in no module of a backend:
-    mostly that of Keras' base class, but Nadam, Muon and classes of users have some of their own.
+    Each is the first definition in the class's order of bases outside of a backend's modules. It is
+    mostly that of Keras' base class. Nadam, Muon and classes of users have some of their own.
     """
     changed: list[tuple[dict[str, Any], dict[str, Any]]] = []
     try:

@@ -1,4 +1,4 @@
-"""Hold what each replica has for itself: states and metrics that a step assigns."""
+"""Hold the values of each replica: states and metrics that a step assigns."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,8 +17,8 @@ class ReplicaMemory:
 
     The host's value is a reduction of these and no copy, so that no `DualView` can compare them.
 
-    Invariant: after `publish` a variable holds what the host is to see of them; whatever is written
-    to it later is the host's own, and goes to all replicas with the next `take`.
+    Invariant: after `publish` a variable holds the value that the host shall see. Later writes to
+    it are the host's own, and the next `take` copies them to all replicas.
     """
 
     def __init__(self, replicas: int) -> None:
@@ -36,7 +36,7 @@ class ReplicaMemory:
         return known[2]
 
     def take(self, variables: Sequence[StepVariable]) -> None:
-        """Give all replicas what the host has assigned."""
+        """Copy the host's assignments to all replicas."""
         for variable in variables:
             values = self.tensor(variable)
             owner, present, _, version = self._held[id(variable.variable)]

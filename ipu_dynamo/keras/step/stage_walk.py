@@ -1,7 +1,7 @@
 """Run a pipelined model call by call, each in the block of its stage.
 
-Keras' own run of a graph, but in the order of stages, and with what a stage has to leave behind:
-its layers' losses as scalars, and the variables that it has assigned.
+It is Keras' own run of a graph, but in the order of stages. Each stage also computes its layers'
+losses as scalars, and writes the variables that it has assigned.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +39,7 @@ class StageWalk:
 
     Args:
         plan: of the model's calls.
-        behind_each: runs behind every call, in the block of its stage.
+        behind_each: runs after every call, in the block of its stage.
 
     Attributes:
         stage: of the call that is running.
@@ -75,7 +75,7 @@ class StageWalk:
         mask: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """What `call` of a model does, its own or of a nested one."""
+        """Run `call` of the model, or of a nested one."""
         context = {"training": training, **kwargs}
         if plan.inputs is None:
             return self._chain(plan, inputs, context, mask)
@@ -155,7 +155,7 @@ class StageWalk:
         return outputs
 
     def _leave(self, operation: Any) -> None:
-        """Compute what the stage that was running has to, behind a call."""
+        """After a call, compute its losses in the stage that was running; run `behind_each`."""
         scope, model = current_scope(), self._plan.model
         new, self._counted = scope.losses[self._counted :], len(scope.losses)
         self.losses += [summed_loss(model, loss) for loss in new]
@@ -175,7 +175,8 @@ class _RunningGraph:
         context: arguments that calls hand on to their inner ones.
         symbols, values: of the inputs.
         results: nested symbolic outputs.
-        replaces: the context replaces what a node has of it, as in Functional models.
+        replaces: the context replaces a node's own arguments of these names, as in Functional
+            models.
 
     Attributes:
         done: places of invocations that were made.
@@ -200,7 +201,7 @@ class _RunningGraph:
         self.inner: dict[int, _RunningGraph] = {}
 
     def arguments(self, invocation: Invocation) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What a call takes.
+        """The arguments of a call.
 
         Raises:
             ValueError: a model inside begins before all of its inputs are computed.
@@ -252,7 +253,7 @@ def _call_replaced(model: Any, call: Callable[..., Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        if own.get("call") is call:  # only what was put there is taken away
+        if own.get("call") is call:  # remove only this replacement
             if before is None:
                 del own["call"]
             else:

@@ -1,7 +1,7 @@
 """Make one module of a model's step, as Keras' JAX trainer has it: stateless, on the variables' own
 tensors.
 
-What the step assigns is written to buffers in place; weights change by the update alone.
+Assignments of the step are written to buffers in place; only the update changes weights.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +60,7 @@ class StepModule(nn.Module):
 
     Args:
         model: of Keras; built, and compiled unless only predictions are made.
-        kind: what the step computes: `fit` a loss to minimise and logs, `evaluate` logs,
+        kind: decides the results: `fit` gives a loss to minimise and logs, `evaluate` logs,
             `predict` outputs.
         variables: with the tensors that this module has for them.
         reduced: the loss that is differentiated, from the scaled one: what divides by the number of
@@ -74,7 +74,7 @@ class StepModule(nn.Module):
         without_generator: the stage of a draw without a seed, for which there is no generator;
             None: the last trace met none.
         without_receiver: a variable of Keras that is assigned and has none; None: as above.
-        without_tensor: a variable of Keras that is read or assigned, and is none of the step's;
+        without_tensor: a variable of Keras that is read or assigned, and is not one of the step's;
             None: as above.
         written: identities of the variables that the last trace assigned.
         constants: tensors and arrays that it read.
@@ -124,7 +124,7 @@ class StepModule(nn.Module):
         owner.register_parameter(name, tensor)
 
     def _owner(self, name: str) -> nn.Module:
-        """The module that holds what is called so, made where it is missing."""
+        """The module that holds the tensor of a name, made if it does not exist."""
         owner: nn.Module = self
         for part in name.split(".")[:-1]:
             if part not in owner._modules:
@@ -182,7 +182,7 @@ class StepModule(nn.Module):
         rows = next(leaf for leaf in tree.flatten(x) if leaf is not None).shape[0]
         track_loss(model, loss.detach(), rows)
         seen = tree.map_structure(without_gradient, y_pred)
-        # metrics write masks into sample weights, of which the gradient needs what the loss had
+        # metrics write masks into sample weights, and the gradient needs those of the loss
         weights = tree.map_structure(_copied, sample_weight)
         logs = model.compute_metrics(x, y, seen, weights)
         if not training:
@@ -197,7 +197,7 @@ class StepModule(nn.Module):
             return model(x, training=training) if gives_training(model) else model(x)
 
     def _write(self, scope: StatelessScope, present: dict[StepVariable, Tensor]) -> None:
-        """Write what the step has assigned since, in place; weights are the update's.
+        """Write the step's assignments since the last write in place, except to weights.
 
         Args:
             present: the values of variables, which become those of the scope.
@@ -217,7 +217,7 @@ class StepModule(nn.Module):
                 present[variable] = new
 
     def _outside(self, variable: Any) -> None:
-        """Ask for the tensor of a variable that is none of the step's, as one that a loss reads."""
+        """Ask for the tensor of a variable outside of the step, such as one that a loss reads."""
         if all(v.variable is not variable for v in self._variables):
             self.without_tensor = variable
             raise CompileError(

@@ -1,7 +1,7 @@
-"""Hold the values of variables while a step is traced, and what assignments make of them.
+"""Hold the values of variables, and the results of assignments, while a step is traced.
 
-An assignment is what it is in eager Keras: no gradient goes through it. One to a trained variable
-becomes the value that the gradient is taken at, and the update goes on from.
+As in eager Keras, an assignment has no gradient. One to a trained variable gives the value at which
+the gradient is taken, and from which the update starts.
 """
 
 from collections.abc import Callable, Iterator
@@ -72,7 +72,7 @@ class StepScope(StatelessScope):  # type: ignore[misc]
         self._outside = outside
 
     def assigned(self, variable: Any, value: Tensor) -> Tensor:
-        """What a variable holds once `value` was assigned to it."""
+        """The value of a variable after `value` was assigned to it."""
         if id(variable) not in mapping_of(self):
             self._outside(variable)
         if id(variable) not in self._weights:
@@ -85,7 +85,7 @@ class StepScope(StatelessScope):  # type: ignore[misc]
 
 
 class _AtValue(torch.autograd.Function):
-    """A value whose gradient is that of a weight."""
+    """A value in place of a weight: the weight gets its gradient."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, value: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def step_variables(
 
     Args:
         outside: variables that a step uses, and the model does not have: states of seed generators
-            and of recurrent layers, and what a loss, a regulariser or an activation reads.
+            and of recurrent layers, and variables of a loss, a regulariser or an activation.
     """
     names = Names(model.name)
     found: dict[int, StepVariable] = {}
@@ -115,7 +115,7 @@ class Names:
         self._taken: set[str] = set()
 
     def of(self, path: str) -> str:
-        """A name of words joined by dots, which is no other's, nor the beginning of another's."""
+        """A unique name of words joined by dots, which is also not the beginning of another."""
         words = [re.sub(r"\W", "_", part) or "_" for part in self._short(path).split("/")]
         words = [f"_{word}" if word[0].isdigit() else word for word in words]
         base, number = ".".join(words), 0

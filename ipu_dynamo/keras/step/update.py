@@ -79,11 +79,11 @@ def optimizer_states(
 
 
 class UpdateTrace:
-    """What a `TracedUpdate` calls while it is traced.
+    """The update that a `TracedUpdate` calls while it is traced.
 
     Attributes:
         without_state: a variable of Keras that the last trace read, and that is no state; None: it
-            met none.
+            read none.
         constants: arrays that it read.
     """
 
@@ -171,7 +171,7 @@ class UpdateTrace:
         return known[id(variable)]
 
     def _assigned(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the step has assigned to weights, by their names."""
+        """The values that the step has assigned to weights, by their names."""
         pairs = self._receivers.items()
         return {name: gradients[of] for name, of in pairs if of in gradients}
 
@@ -179,7 +179,7 @@ class UpdateTrace:
         return list(zip(self._trained, self._names, strict=True))
 
     def _weight(self, variable: Any, name: str | None, weights: Mapping[str, Tensor]) -> Tensor:
-        """A weight; of one without a gradient its type alone, which is all that is looked at."""
+        """A weight; for one without a gradient zeros of its type, as only the type is read."""
         if name is not None and name in weights:
             return weights[name]
         if any(getattr(one, "use_ema", False) for one in inner_optimizers(self._optimizer)):
@@ -191,7 +191,7 @@ class UpdateTrace:
 
 
 def _refuse_assignment(own: Collection[int], variable: Any) -> None:
-    """Refuse to assign, in an update, what is none of the optimiser's.
+    """Refuse, in an update, assignments to variables that are not the optimiser's.
 
     Raises:
         CompileError: it would be lost with the scope.

@@ -1,4 +1,4 @@
-"""Choose where Keras' files hold what is stored, and restore it as models are made from them."""
+"""Choose the place of a model's state in Keras' files, and restore it from there."""
 
 import logging
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def config_with_state(model: Any, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def build_config_with_state(model: Any, config: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A model's build configuration; there is none before it is built, and then none here."""
+    """A model's build configuration, with its state; None before the model is built."""
     if config is None or _in_config(model):
         return config
     if isinstance(model, Functional):  # built by its constructor: Keras will not build it again

@@ -1,4 +1,4 @@
-"""Turn what is kept of a model in files into one JSON value, and back."""
+"""Turn the state of a model that files keep into one JSON value, and back."""
 
 import json
 import logging

@@ -19,8 +19,8 @@ def normalised(data: Any, *, copy: bool) -> Batch:
     """A batch as programs take it: tensors, float64 as float32.
 
     Args:
-        data: what a data adapter or a user gives: `x`, or a tuple of up to three.
-        copy: the source may write again into the memory that it handed out.
+        data: a batch of a data adapter or a user: `x`, or a tuple of up to three.
+        copy: the source may write into the batch's memory again.
     """
 
     def leaf(value: Any) -> Any:

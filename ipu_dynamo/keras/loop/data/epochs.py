@@ -1,7 +1,7 @@
 """Take the batches of each epoch from a data adapter of Keras, an execution's worth at a time.
 
-When the data is begun anew, and when it goes on, is as in Keras' own iterator, random draws
-included: so the same seed shuffles alike with and without the extension.
+Epochs restart or continue the data as Keras' own iterator does, with the same random draws. So a
+seed shuffles alike with and without the extension.
 """
 
 import warnings
@@ -88,7 +88,7 @@ class Epochs:
         self._finish()
 
     def close(self) -> None:
-        """End what the source itself has running."""
+        """End the threads and processes of the source."""
         self._current = None
         stop_enqueuer(self._adapter)
 

@@ -50,7 +50,7 @@ class FirstBatch:
 
 
 def build_for_data(model: Any, kind: Kind, first: FirstBatch) -> None:
-    """Build what is not yet built, and learn whether the model has stages."""
+    """Build the parts that are not built, and find out whether the model has stages."""
     if kind != "predict":
         symbolic_build(model, _as_epoch(first))
     elif not is_built(model):
@@ -60,11 +60,11 @@ def build_for_data(model: Any, kind: Kind, first: FirstBatch) -> None:
 
 
 def _as_epoch(first: FirstBatch) -> Iterator[tuple[int, int, list[Batch]]]:
-    """What Keras builds from; it asks only if something is missing."""
+    """The first batch as data to build from; Keras reads it only if something is not built."""
     yield 0, 0, [first.get()]
 
 
 def _may_have_stages(model: Any) -> bool:
-    """Whether nobody knows yet if a Model subclass meets a `PipelineStage`."""
+    """Whether it is still unknown if a Model subclass enters a `PipelineStage`."""
     state = state_of(model)
     return state.assignment is None and state.meets_stages is None

@@ -1,7 +1,7 @@
 """Read ahead: take items from an iterator in a background thread, a bounded number at once.
 
-A process of `ipu_dynamo.batches` cannot do this: the source goes on after each epoch, draws random
-numbers of the program, and may be a generator, which cannot be pickled.
+A process of `ipu_dynamo.batches` cannot read such a source: the source continues after each epoch,
+draws random numbers of the user's process, and may be a generator, which cannot be pickled.
 """
 
 import logging
@@ -20,7 +20,7 @@ _END = object()
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """What the source raised."""
+    """The error that the source raised."""
 
     error: BaseException
 

@@ -30,10 +30,10 @@ def source_of(adapter: Any) -> Source:
 
 
 class LoadedSource:
-    """What an iterator gives, batch by batch.
+    """The items of an iterator, batch by batch.
 
     Args:
-        copy: it may write again into the memory that it handed out.
+        copy: the iterator may write into a batch's memory again.
     """
 
     def __init__(self, batches: Iterator[Any], *, copy: bool) -> None:

@@ -40,7 +40,7 @@ def plan_steps(
     Args:
         argument: the name of the number's argument, for messages.
         number: batches of an epoch over all replicas, as the user gave it.
-        size: batches of the data; None if nobody knows.
+        size: batches of the data; None if unknown.
         per_execution: `steps_per_execution` of the model.
         replicas: how many there are.
 
