@@ -93,5 +93,5 @@ def _pass_section(kind: type) -> list[str]:
     """What the module says of a pass: a sentence, then Before, After, Keeps and Source."""
     docstring = cleandoc(sys.modules[kind.__module__].__doc__ or "")
     summary, _, rest = docstring.partition("\n\n")
-    own = cleandoc(kind.__doc__ or "")
+    own = cleandoc(kind.__doc__ or "").removeprefix("The pass.").strip()
     return [f"### {kind.__name__}", "", summary, "", "```text", rest, "```", "", own, ""]

@@ -73,7 +73,7 @@ def test_pages_name_no_file_of_another_host(site):
     assert {file: urls for file, urls in found.items() if urls} == {}
 
 
-@pytest.mark.parametrize(("width", "scheme"), product((1200, 400), ("light", "dark")))
+@pytest.mark.parametrize(("width", "scheme"), [*product((1200, 400), ("light", "dark"))])
 def test_pages_open_without_a_message_or_a_request(browser, address, width, scheme):
     size = {"width": width, "height": 800}
     tab = Tab(browser.new_page(viewport=size, color_scheme=scheme))
