@@ -1,4 +1,4 @@
-"""Say which version of PopTorch this package stands for, and stop beside Graphcore's own."""
+"""Name the version of PopTorch that this package stands for; refuse to run next to Graphcore's."""
 
 from importlib import metadata
 

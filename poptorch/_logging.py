@@ -68,7 +68,7 @@ def limit_repeats(most: int) -> None:
 
 
 def _compiler() -> logging.Logger:
-    """The logger of the compiler, which from now on writes where this package does."""
+    """The logger of the compiler; from now on it writes to this package's destination."""
     compiler = logging.getLogger(_COMPILER)
     compiler.addHandler(_destination)  # a logger keeps no handler twice
     return compiler
@@ -105,7 +105,7 @@ class _Formatter(logging.Formatter):
 
 
 class _Standard(logging.StreamHandler[TextIO]):
-    """Write to what `sys.stderr` or `sys.stdout` is when the message comes."""
+    """Write to the `sys.stderr` or `sys.stdout` of the time of the message."""
 
     def __init__(self, name: str) -> None:
         logging.Handler.__init__(self)

@@ -262,7 +262,7 @@ def check_batches(call: CallArguments, *, splits: int, factors: str) -> None:
 
     Args:
         splits: micro-batches of each input.
-        factors: what multiplies to `splits`, for the error.
+        factors: the product that makes `splits`, for the error.
 
     Raises:
         poptorch.Error: a tensor without elements.

@@ -1,4 +1,4 @@
-"""Let no error of the core out of a call, and say what PopTorch programs match on."""
+"""Turn errors of the core into those of PopTorch, with the texts that programs match on."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from poptorch.options import Options
 
 @contextmanager
 def core_errors(context: str, options: Options) -> Iterator[None]:
-    """Raise what PopTorch raises where the core raises an error of its own.
+    """Raise PopTorch's error in place of an error of the core.
 
     Args:
         context: the running task, such as "compiling Net".

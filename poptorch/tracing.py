@@ -28,7 +28,7 @@ _AUTOCAST = (
     (torch, "is_autocast_enabled"),
     (torch, "get_autocast_dtype"),
 )
-_SHOWN = {  # what tensors of a trace answer to code of users, beside their device
+_SHOWN = {  # the attributes that tensors of a trace show to users' code
     Tensor.is_ipu.__get__: True,  # type: ignore[attr-defined]
     Tensor.is_cpu.__get__: False,  # type: ignore[attr-defined]
 }

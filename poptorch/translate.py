@@ -1,4 +1,4 @@
-"""Say in the core's options what PopTorch's options ask for."""
+"""Translate PopTorch's options into those of the core."""
 
 import functools
 import os
@@ -132,7 +132,7 @@ def core_options(
 
 
 def _skipped_sources(excludes: list[str]) -> tuple[str, ...] | None:
-    """The files whose lines are not the user's, where they are others than by default."""
+    """The files whose lines are not the user's; None: those by default."""
     return None if excludes == default_location_excludes() else tuple(excludes)
 
 

@@ -264,7 +264,7 @@ class Trainers:
                 self._followed.setdefault(weights, 0)
 
     def changed(self, fetched: dict[DualView, int]) -> frozenset[int]:
-        """The ids of the host's tensors that have got new values by that which is news."""
+        """The ids of the host's tensors whose values these trainers have changed."""
         followed = self._followed  # one that another thread has taken out has nothing new
         changed = (w.changed_since(followed.get(w, w.version)) for w in fetched)
         return frozenset().union(*changed)
@@ -286,7 +286,7 @@ _all: "weakref.WeakValueDictionary[int, Trainers]" = weakref.WeakValueDictionary
 
 
 def note_trainers() -> None:
-    """Let everybody note who trains, before somebody stops and cannot be found any more."""
+    """Let all executors note the trainers, before one stops and cannot be found any more."""
     for reference in _all.valuerefs():  # a list made at once, whatever other threads add
         if (trainers := reference()) is not None:
             trainers.look()
@@ -315,7 +315,7 @@ def _acquire(ipu_id: int | None, holder: object) -> None:
     Without a number any will do, and there are always enough.
 
     Raises:
-        poptorch.Error: somebody else has them, and POPTORCH_WAIT_FOR_IPU is not set.
+        poptorch.Error: another executor has them, and POPTORCH_WAIT_FOR_IPU is not set.
     """
     if ipu_id is None:
         return

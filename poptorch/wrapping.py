@@ -131,7 +131,7 @@ class Wrapping:
     Attributes:
         complete: all classes are changed.
         installed: counts the changes made so far, of all modules.
-        parameter_class, buffer_class: what parameters and buffers become.
+        parameter_class, buffer_class: the classes of parameters and buffers.
     """
 
     installed: ClassVar[int] = 0
@@ -190,7 +190,7 @@ class Wrapping:
             own = (self.parameter_class, self.buffer_class)
             for tensor in self._changed:
                 kind: Any = type(tensor)
-                if issubclass(kind, WrappedTensor):  # else somebody has unwrapped it before
+                if issubclass(kind, WrappedTensor):  # else it was unwrapped before
                     others = tuple(layer for layer in kind._layers if layer not in own)
                     tensor.__class__ = _wrapped_class(kind._plain, others)
             self._changed = []

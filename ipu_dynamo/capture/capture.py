@@ -123,7 +123,7 @@ class LossScale:
 
 @dataclass
 class Report:
-    """All that describes a model beside its graph: one object, from the trace to the program.
+    """The description of a model besides its graph: one object, from the trace to the program.
 
     Args:
         structure: how returned values become the user's return value.

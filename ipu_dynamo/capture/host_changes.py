@@ -1,4 +1,4 @@
-"""Find what forward, which runs once, would have left in plain tensors of the model.
+"""Find the changes that forward, which is traced once, makes to plain tensors of the model.
 
 `self.count += 1` on a tensor that is not registered happens on the host, while Python runs. A trace
 knows no values, so the operators that lead to such a change are run afterwards.
@@ -35,8 +35,8 @@ def changed_attributes(capture: Traced) -> list[tuple[Tensor, Tensor]]:
     if not attributes or not any(map(written_arguments, graph.graph.nodes)):
         return []
     with torch.no_grad(), outside_modes():
-        # Stand-ins of attributes may have changed, for operators on nothing else run in the trace;
-        # they are where the program runs.
+        # Operators on stand-ins of attributes alone run in the trace, so these may have changed.
+        # They are on the device on which the program runs.
         copies = {
             name: attributes.get(name, stand_in).to(stand_in.device, copy=True)
             for name, stand_in in tensors.items()

@@ -73,7 +73,7 @@ class OutsideTensor:
     Args:
         name: its name in the user's program; "" for one without a name.
         tensor: the user's own.
-        value: what it was.
+        value: its value during the trace.
         where: the line that read it first.
         holder: the namespace that has it under `key`: of a module, or of a file.
         is_news: whether a warning names it.
@@ -197,7 +197,7 @@ class OutsideReads(TorchFunctionMode):
         return tuple(self._noted.values())
 
     def _note(self, tensor: Tensor, *, is_news: bool) -> None:
-        """Keep what `tensor` is before forward changes it."""
+        """Keep the value of `tensor` before forward changes it."""
         if id(tensor) in self._noted or is_traced(tensor):
             return
         where = called_from()

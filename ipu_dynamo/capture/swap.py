@@ -37,7 +37,7 @@ def swapped(
     """Put stand-ins in place of a module's tensors; refuse a model that replaces them itself.
 
     Other threads find the module's own tensors, unless they look into its dictionaries.
-    Gives what puts the module's own tensors back for a while.
+    Yields a function whose context puts the module's own tensors back for a while.
     """
     modules = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
     slots = [

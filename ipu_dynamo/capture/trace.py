@@ -131,8 +131,8 @@ def trace(
         mixed_precision: let layers convert their weights to the precision of their input.
         grouped: names of parameters and buffers that have a leading dimension over groups of
             replicas, which forward does not see.
-        device: where the model's tensors and inputs are thought to be, and where tensors are made
-            that ask for no device. None: where they are.
+        device: the assumed device of the model's tensors and inputs, and of new tensors that ask
+            for no device. None: their own.
         module_names: note which module calls each operator.
         norms_count: batch norms count their batches; else their counts are constants.
 
@@ -163,7 +163,7 @@ def trace(
     attributes = copied_attributes(model, device)
     returned: list[Structure] = []
     host_functions: list[KnownFunction] = []
-    names: dict[int, str] = {}  # by the identity of what forward sees
+    names: dict[int, str] = {}  # by the identity of the stand-in
     reads: list[OutsideReads] = []
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -305,7 +305,7 @@ def _settle(reads: OutsideReads, graph: fx.GraphModule | None) -> None:
 
 
 def _describe_by_fakes(graph: fx.Graph, kept: Collection[int]) -> None:
-    """Describe what nodes give, also in bodies, by tensors that Python has not got."""
+    """Describe results of nodes, also in bodies, by new tensors that Python has no reference to."""
 
     def described(tensor: Tensor) -> Tensor:
         return look_of(tensor) if id(tensor) in kept else tensor

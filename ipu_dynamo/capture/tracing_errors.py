@@ -1,4 +1,4 @@
-"""Say of an error during a trace which operator of the user's raised it, and on what."""
+"""Add to an error during a trace the user's operator that raised it, and its arguments."""
 
 import contextlib
 import traceback
@@ -13,7 +13,7 @@ from ipu_dynamo.ops.private.graphs import pytree
 
 
 def explain(error: Exception, names: Mapping[int, str]) -> None:
-    """Note where an error of PyTorch was raised, and let it speak of the user's tensors.
+    """Note where an error of PyTorch was raised, and name the user's tensors in it.
 
     An error that the user's own code raised is not changed: its traceback ends at that line.
 

@@ -22,7 +22,7 @@ class HostPlan:
         before: the work before the micro-batches, done once.
         commit: the work after them, when the step can no more be undone.
         undone: variables that are put back when a step fails before its commit.
-        workers: which thread runs what, in which order.
+        workers: the work of each thread, in order.
     """
 
     engine: str

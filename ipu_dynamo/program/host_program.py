@@ -1,4 +1,4 @@
-"""Describe what this computer does for a program: the program, and what decides how it runs."""
+"""Describe how this computer runs a program: the program, its forms, and the decisions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ from ipu_dynamo.program.share import OwnReplicas, Share
 
 @dataclass(frozen=True, slots=True)
 class HostProgram:
-    """A program, and what runs in its place.
+    """A program, and the forms of it that run in its place.
 
     Args:
         program: the work of every IPU, the same on every machine.

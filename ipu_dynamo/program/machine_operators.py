@@ -326,7 +326,7 @@ def machine_calls(
     """Each call of a program with the graph that the machine runs; equal calls share it.
 
     Args:
-        values: gets what `machine_values` returns.
+        values: gets the result of `machine_values`.
     """
     graphs: dict[tuple[str, tuple[Seen, ...]], MachineGraph] = {}
     for call, inputs in _inputs_of_calls(program, graphs, values):

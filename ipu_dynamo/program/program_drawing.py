@@ -36,7 +36,7 @@ def draw_program(program: object) -> Picture:
     Pointing at something shows the instruction.
 
     Args:
-        program: a `Program`, or what has one as its `program`, as a compiled model.
+        program: a `Program`, or an object that has one as its `program`, such as a compiled model.
 
     Returns:
         The text of an SVG picture. A notebook shows it as a picture. Its `dark()` is the same for
@@ -163,7 +163,7 @@ def _box(instruction: Plain, x: float, y: float) -> list[str]:
 
 
 def _label(name: str, type_: TensorType | None, count: int) -> str:
-    """Name and type of what is moved, shortened to the room between two lanes."""
+    """Name and type of the moved value, shortened to the room between two lanes."""
     more = f" and {count - 1} more" if count > 1 else f" {type_}" if type_ else ""
     room = max(_LETTERS - len(more) - 1, 4)
     short = name if len(name) <= room else f"{name[: room - 2]}.."

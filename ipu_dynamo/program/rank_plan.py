@@ -1,4 +1,4 @@
-"""Say what each rank of a mesh has of a program, and what ranks send each other in a step.
+"""List each rank's part of a program on a mesh, and the messages between ranks in a step.
 
     python -m ipu_dynamo.program.rank_plan PROGRAM.txt --mesh 256x4
 

@@ -1,7 +1,7 @@
 """Say in which order values are summed over replicas: along one binary tree by replica number.
 
 The tree is the same however replicas are spread over processes, so sums have the same bits. A
-process adds what its own replicas hold of the tree, and only these sums cross to others.
+process adds the values of its own replicas along the tree, and only these sums cross to others.
 """
 
 from collections.abc import Iterator

@@ -260,7 +260,7 @@ def _take_states(
     optimizer: torch.optim.Optimizer,
     described: Sequence[Sequence[Any]],
 ) -> None:
-    """Give an optimiser the states of rank 0, in its own tensors where it has them."""
+    """Give an optimiser the states of rank 0; write them into its own tensors if it has them."""
     own = {(owner, name): value for owner, name, value in _states(model, optimizer)}
     new: dict[tuple[str, str], Any] = {}
     for owner, name, dtype, given in described:

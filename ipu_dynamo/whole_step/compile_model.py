@@ -46,7 +46,7 @@ log = logging.getLogger("ipu_dynamo.program")
 
 @dataclass(frozen=True)
 class Compiled:
-    """A program, and what connects it to the model that it was made from.
+    """A program, and its connections to the model that it was made from.
 
     Args:
         host: the program, in the form for this computer.
@@ -113,7 +113,7 @@ def compile_model(
         loss: index of the returned tensor to minimise; None: the value marked as the loss.
         may_train_nothing: accept a loss that depends on no parameter.
         ready: the program that it would become; then only those passes run that say how.
-        machine: what runs it, but for the devices, which the model says.
+        machine: the one that runs it, without devices, which are those of the model.
 
     Raises:
         CompileError: the model cannot be compiled, or `ready` is of another one.
@@ -354,7 +354,7 @@ def _train_only(capture: Traced, names: set[str]) -> None:
 
 
 def _sharded_if_short(capture: Traced, options: Options) -> Options:
-    """`options`, sharded where the strategy permits it and device iterations are too few.
+    """`options`, sharded if the strategy permits it and device iterations are too few.
 
     Args:
         capture: fresh from tracing; left as it is.

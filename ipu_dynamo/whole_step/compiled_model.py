@@ -72,7 +72,7 @@ class Parts(NamedTuple):
 
 
 class Resumed(Protocol):
-    """Where a training step goes on from."""
+    """The checkpoint that a training step goes on from."""
 
     def give(
         self,
@@ -100,15 +100,14 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
     Args:
         model: the module or function to compile.
         options: of the program.
-        optimizer: what updates the parameters; None: nothing does, this is no training.
+        optimizer: updates the parameters; None: the model is for inference.
         loss: index of the returned tensor to minimise; None: the value marked as the loss.
         own_weights: compute on copies.
         describe: reads the optimiser's groups, given the model's parameters by name.
         live: follow the optimiser: its numbers before each call, and its state when compiling.
             Otherwise its numbers are read when compiling and by `set_optimizer` only.
-        settings_stay: the modes of modules, which parameters need a gradient, and tensors that
-            became constants are those of the time when it was compiled, whatever becomes of them.
-            Otherwise a change is refused.
+        settings_stay: later changes of modules' modes, of `requires_grad`, and of tensors that
+            became constants have no effect. Otherwise such a change is refused.
         may_train_nothing: accept a loss that depends on no parameter; then nothing is updated.
         ready: the program that the model would become; it is traced, and only those passes run that
             decide the form of a step here.
@@ -145,7 +144,7 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
         self._inputs: CallInputs | None = None
         self._watched: list[tuple[str, Tensor, int]] = []  # tensors that the program shares
         self._shared: dict[str, Tensor] = {}  # with this rank's part of the program
-        # What calls change that the model shares, and the column of the mesh that has it.
+        # The shared tensors that calls change, each with the column of the mesh that has it.
         self._columns: list[tuple[Tensor, int]] = []
         self._unchanged: UnchangedModel | None = None
         self._anchored: dict[str, Tensor] = {}  # of the last complete call
@@ -168,7 +167,7 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
 
     @property
     def has_newer_state(self) -> bool:
-        """Whether the program has made steps that the torch optimiser knows nothing of."""
+        """Whether the program has made steps that are not yet in the torch optimiser's state."""
         return self._link is not None and self._link.has_newer_state
 
     def say_states_are_newer(self) -> None:
@@ -324,8 +323,8 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
         """Run one call, which fails on all ranks if it fails on one.
 
         Args:
-            given: the tensors of the arguments; or what returns them, and compiles if nothing is
-                compiled yet.
+            given: the tensors of the arguments; or a function that returns them, and compiles if
+                nothing is compiled yet.
         """
         calls = 0 if self._executable is None else self._executable.calls_of_ranks
         try:

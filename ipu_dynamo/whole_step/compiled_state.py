@@ -1,4 +1,4 @@
-"""Hold a program and what runs it, once a model is compiled."""
+"""Hold a program and its executable, once a model is compiled."""
 
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.options import Options

@@ -333,7 +333,7 @@ class Lowering:
         except WithoutGradient as error:
             assert self.link is not None
             assert self.link.traced is not None
-            self.link.traced.leave_out(error.names)  # known only now, where it counts
+            self.link.traced.leave_out(error.names)  # known only after passes
             reading = self.link.read()
             return make(reading.groups), reading
 

@@ -1,4 +1,4 @@
-"""Say what this process runs of a program that several ranks run together."""
+"""Find this process's part of a program that several ranks run together."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any

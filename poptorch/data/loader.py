@@ -152,7 +152,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _synchronous(self) -> "DataLoader":
         """A loader of the same batches that makes them when they are asked for.
 
-        It has no more than this class needs: a subclass may not be complete yet.
+        It has only the attributes that this class needs: a subclass may not be complete yet.
         """
         loader = object.__new__(DataLoader)
         loader.__dict__.update(self.__dict__, _mode=DataLoaderMode.Sync)

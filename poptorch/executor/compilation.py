@@ -191,7 +191,7 @@ class Compilation(DeviceWeights, ExecutorInspection, Predictions):
             raise
 
     def _prepared(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """The tensors without gradient; a warning where the caller's have one."""
+        """The tensors without gradient; warns if the caller's need one."""
         prepared = []
         for tensor in tensors:
             if tensor.requires_grad:

@@ -7,7 +7,7 @@ from torch import nn
 
 
 class ExecutorModule:
-    """A submodule as its executor gives it: the submodule in all but how parameters come.
+    """Stands for a submodule of an executor's model: only its parameters come from the executor.
 
     Args:
         module: the submodule; it gets all accesses.

@@ -17,10 +17,10 @@ from poptorch.printing import module_repr
 
 
 class ModelMembers:
-    """The part of an executor that gives what users ask of their model.
+    """The part of an executor that has the members of the user's model.
 
     Attributes:
-        per_replica_params: what `replicaGrouping` was called with, by the parameter's dotted name.
+        per_replica_params: the arguments of `replicaGrouping`, by the parameter's dotted name.
     """
 
     per_replica_params: dict[str, Grouping]

@@ -73,7 +73,7 @@ class OptimizerInUse:
     def connect(self, device: StateOnDevice | None) -> None:
         """Let the optimizer's state be that of a compiled model, or of none any more.
 
-        A state that the optimizer has from a program before goes on in the new one.
+        A state that the optimizer has from an earlier program is copied to the new one.
         """
         self._disconnect()
         if device is None:
@@ -91,8 +91,8 @@ class OptimizerInUse:
         _left.pop(own, None)  # last: after an interrupt it is written again
 
     def _disconnect(self) -> None:
-        """Let the optimizer keep the state that the device has; where it is torch's own, for the
-        next program that it trains."""
+        """Let the optimizer keep the device's state; for torch's own it is kept here, for the next
+        program."""
         device, own = self._device, self.optimizer
         if isinstance(own, Optimizer):
             self._release()

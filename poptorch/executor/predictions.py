@@ -1,4 +1,4 @@
-"""Say what an IPU would have done: cycles of a call, and reports of memory and cycles.
+"""Predict the work of an IPU: cycles of a call, and reports of memory and cycles.
 
 A model of an IPU predicts all of it from the program. Nothing here is measured: the times of
 `perf_counters.py` are this computer's, and no number mixes the two.
@@ -79,7 +79,7 @@ class Predictions:
     def _write_profile(self) -> None:
         """Write the prediction and its report, where the options or the environment ask for it.
 
-        Where they allow that a program does not fit into memory, only a warning says so.
+        If they allow programs that do not fit into memory, only a warning says so.
         """
         on = switched_on(self._options)
         if on & _REPORTS:

@@ -109,10 +109,10 @@ def slices_of_model(model: Any, groupings: Mapping[str, Grouping], replicas: int
 
 
 class ExecutorParameter:
-    """A parameter as its executor gives it: the parameter in all but `replicaGrouping`.
+    """Stands for a parameter of an executor's model: only `replicaGrouping` is its own.
 
     Args:
-        parameter: what everything else is passed on to.
+        parameter: gets all other accesses.
         register: takes the arguments of `replicaGrouping`.
     """
 

@@ -1,4 +1,4 @@
-"""Share what all optimizers of this package have: own attributes and the device's state."""
+"""Define the common part of this package's optimizers: own attributes, the device's state."""
 
 import inspect
 from collections.abc import Mapping
@@ -122,7 +122,7 @@ class Optimizer(torch.optim.Optimizer):
         return all(self._ipu[key] is not None for key in _KEYS)
 
     def get_state_dict(self) -> State:
-        """The device's state, read from it where that is newer; Nones where there is none."""
+        """The device's state, read from it if that is newer; values are None if there is none."""
         if self.host_state_is_dirty and self._device is not None:
             version = self._versions.device  # steps of another thread meanwhile leave it dirty
             state = self._device.read_optimizer_state()

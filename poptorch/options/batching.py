@@ -107,7 +107,7 @@ class BatchingOptions(OptionsDict):
         """Bring an inner tensor of the program back to the host. Call before compiling.
 
         Args:
-            short_name: what `getAnchoredTensor` will be asked for.
+            short_name: the name for `getAnchoredTensor`.
             long_name: the tensor's name in the program.
             output_mode: as for outputs; None: as the model's outputs.
             output_return_period: as for outputs.

@@ -1,4 +1,4 @@
-"""Say what each option does, for the guide and for whoever compiles.
+"""Name the effect of each option, for the guide and for the compiler.
 
 Every setter carries its effect; `poptorch.options.table` collects them.
 """

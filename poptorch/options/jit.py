@@ -1,4 +1,4 @@
-"""Answer for the options of tracing, of which none is left."""
+"""Hold the options of tracing; none has an effect any more."""
 
 from typing import ClassVar
 

@@ -79,7 +79,7 @@ class HostFunction:
         self.name = name or getattr(function, "__name__", type(function).__name__)
 
     def __call__(self, *args: Any) -> Any:
-        """Return what the function returns.
+        """Call the function, and return its result.
 
         Args:
             args: tensors and other values, which the function gets.

@@ -99,7 +99,7 @@ def record_gradients(
     accumulate_grad: bool = False,
     **_: bool,
 ) -> tuple[Tensor | None, ...]:
-    """Record what `torch.autograd.grad` computes; the arguments are those of autograd's engine.
+    """Record a call of `torch.autograd.grad`; the arguments are those of autograd's engine.
 
     Raises:
         CompileError: it is a call of `backward()`, or one of several at once.

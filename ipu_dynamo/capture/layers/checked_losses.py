@@ -1,4 +1,4 @@
-"""Let a traced model compute what torch decides by values first, and mark losses.
+"""Let a traced model compute losses for which torch decides by values, and mark losses.
 
 `gaussian_nll_loss` raises for negative variances, and the largest value decides how long the result
 of `bincount` is. In a program that is a check, which raises when the program runs.

@@ -59,7 +59,7 @@ class SliceRules:
 
     Args:
         cut: makes a window of a tensor, a dim, a start, a length and a step.
-        reading: what to call in place of a slice that is refused.
+        reading: the call to use in place of a slice that is refused.
         writing: the same for a slice that is assigned to.
     """
 
@@ -260,7 +260,7 @@ def _memory(node: fx.Node) -> fx.Node:
 
 
 def refuse_written_windows(graph: fx.Graph) -> None:
-    """Refuse what shows that a window is a copy, where PyTorch gives a view.
+    """Refuse writes that show that a window is a copy, where PyTorch gives a view.
 
     Raises:
         CompileError: a window is written, is read after the tensor that it is cut from was, or is

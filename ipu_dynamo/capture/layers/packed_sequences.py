@@ -55,7 +55,7 @@ class Packed:
 class PackedSequences:
     """The packed sequences of one model.
 
-    Invariant: it holds the tensors whose identities it knows them by.
+    Invariant: it keeps references to its tensors, so that their identities are not used again.
     """
 
     def __init__(self) -> None:

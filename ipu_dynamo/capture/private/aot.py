@@ -182,7 +182,7 @@ def cut_directions(
         results: how many of its results are forward's.
         lasting: which inputs are the same tensors in every call.
         cutting: `minimum`: backward repeats cheap operators of forward, so that as few bytes as
-            possible are kept; `none`: it reads what forward has computed.
+            possible are kept; `none`: it reads the results of forward.
     """
     cut = min_cut_rematerialization_partition if cutting == "minimum" else default_partition
     budget = max(torch._functorch.config.activation_memory_budget, _LEAST_BUDGET)
@@ -194,7 +194,7 @@ _LEAST_BUDGET = 1e-9  # for 0 the partitioner keeps the inputs only, and draws a
 
 
 def budget_of_memory(graph: fx.Graph) -> bool:
-    """Whether the user bounds what forward keeps, so that any operator may be repeated."""
+    """Whether the user bounds the memory of kept values, so that any operator may be repeated."""
     if torch._functorch.config.activation_memory_budget < 1:
         return True
     return any(_get_memory_budget_annotation(node) is not None for node in graph.nodes)
@@ -204,7 +204,7 @@ def budget_of_memory(graph: fx.Graph) -> bool:
 def _values_as_sizes() -> Iterator[None]:
     """Let gradients have operators whose shapes depend on values, as with `fullgraph=True`.
 
-    Those of `x[mask] = value` are rewritten later; for what stays there is an error with a line.
+    Those of `x[mask] = value` are rewritten later; for others there is an error with a line.
     """
     context = TracingContext.try_get()
     shapes = context.fake_mode.shape_env if context and context.fake_mode else None

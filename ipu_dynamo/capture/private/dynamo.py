@@ -88,7 +88,7 @@ def is_read_number(value: object) -> bool:
 
 
 def compiled_part(model: object) -> str | None:
-    """The path of what `torch.compile` has wrapped in a model; "" for all of it, None: nothing."""
+    """The path of a part that `torch.compile` has wrapped; "": the whole model, None: no part."""
     if isinstance(model, nn.Module):
         parts = model.named_modules()
         return next((path for path, part in parts if isinstance(part, OptimizedModule)), None)

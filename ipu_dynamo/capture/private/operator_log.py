@@ -15,7 +15,7 @@ _FEW = 16  # elements of a tensor that is known by its values
 
 
 class NotSeparableError(Exception):
-    """An operator takes what several own, draws random numbers, or reads a tensor from outside."""
+    """An operator takes tensors of several owners, draws random numbers, or reads one of none."""
 
 
 class OperatorLog(TorchDispatchMode):

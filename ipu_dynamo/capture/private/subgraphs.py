@@ -48,7 +48,7 @@ def trace_body(
 ) -> tuple[fx.GraphModule, list[Tensor]]:
     """The graph of `function`, within a trace, and the tensors from outside that it reads.
 
-    These are inputs of the graph, behind those that stand for `examples`.
+    These are inputs of the graph, after those that stand for `examples`.
     """
     tracer: Any = proxy_tensor._CURRENT_MAKE_FX_TRACER
     assert tracer is not None, "there is no trace"

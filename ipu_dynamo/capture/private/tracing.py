@@ -292,7 +292,7 @@ def called_again(
 def functional_transforms_replaced(
     vectorised: Callable[..., Any], differentiated: Callable[..., Any]
 ) -> Iterator[None]:
-    """Replace what `torch.vmap` and the gradients of `torch.func` call, in this thread.
+    """Replace the functions that `torch.vmap` and gradients of `torch.func` call, in this thread.
 
     Args:
         vectorised: takes the function that it replaces, and its arguments.

@@ -48,7 +48,7 @@ class _Mode(FakeTensorMode):
 
 
 def _leaves(values: Iterable[Any]) -> Iterator[Any]:
-    """Arguments of an operator, and what lists among them hold."""
+    """Arguments of an operator, and the elements of lists among them."""
     for value in values:
         if isinstance(value, list | tuple):
             yield from _leaves(value)
@@ -98,7 +98,7 @@ def _line_of(guard: Any) -> str:
 
 
 def symbol_of(value: Any) -> Any:
-    """The expression of a symbol as it was made; `.expr` is what guards have made of it."""
+    """The expression of a symbol as it was made; guards may have simplified `.expr`."""
     return value.node._expr
 
 
@@ -108,7 +108,7 @@ def free_symbols(expression: Any) -> frozenset[str]:
 
 
 class _Conditions(TensorReferenceAnalysis):
-    """How expressions are computed with tensors; here is what PyTorch leaves out."""
+    """Computes expressions with tensors; adds the functions that PyTorch leaves out."""
 
     @staticmethod
     def python_mod(a: Tensor, b: Tensor) -> Tensor:
@@ -240,8 +240,8 @@ def symbolic_functions() -> Iterator[None]:
 def record(run: Callable[..., Any], values: Sequence[Any]) -> fx.GraphModule:
     """Record the operators of `run` on stand-ins, with its in-place writes.
 
-    Stacks stay unrecorded: PyTorch looks all up, and keeps frames of functions called `forward`,
-    which an optimiser's step has none of.
+    Stacks are not recorded. PyTorch looks all of them up, and keeps frames of functions named
+    `forward` only. An optimiser's step has none.
     """
     return _traced(run, values)
 

@@ -1,2 +1,5 @@
-"""Record what one step of an optimiser does to parameters and states: a graph with its numbers as
-inputs, and what Python decided by them as conditions. `passes/update/` rewrites it."""
+"""Record one step of an optimiser as a graph on parameters and states.
+
+Its numbers are inputs of the graph, and decisions of Python by them are conditions.
+`passes/update/` rewrites the graph.
+"""

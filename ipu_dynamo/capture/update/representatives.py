@@ -75,7 +75,7 @@ def _is_separable(world: World) -> bool:
 
 
 def _signatures(world: World) -> list[Any]:
-    """For each parameter what one can see of it; another group has other numbers."""
+    """A key for each parameter: its group, its layout, and the kinds of its states."""
     group_of = {i: number for number, members in enumerate(world.members) for i in members}
     found: list[list[Any]] = [
         [group_of[i], p.shape, p.stride(), p.dtype, p.device]

@@ -66,7 +66,7 @@ class RecordedStep:
         graph: its placeholders are parameters, gradients, and the leaves `taken`, in this order.
             It returns those of `results` that are in the graph.
         world: that it was traced in.
-        stand_ins: what made the stand-ins.
+        stand_ins: has made the stand-ins.
         values: the stand-ins of the placeholders.
         taken: leaves that are inputs: tensors and numbers.
         results: of parameters, in order, and of the leaves afterwards.
@@ -103,7 +103,7 @@ class RecordedStep:
 
 
 def trace_step(world: World, number_operators: Collection[str]) -> RecordedStep:
-    """Trace a step from `world`, twice, to find what differs from time to time.
+    """Trace a step from `world`, twice, to find parts that differ from time to time.
 
     Args:
         number_operators: names of the operators whose number may change from step to step.

@@ -91,7 +91,7 @@ class World:
         return tuple((x.path, _kind(x)) for x in self.leaves if not x.is_number and not x.is_tensor)
 
     def is_known(self, leaf: Leaf) -> bool:
-        """Whether Python may decide by the value of a tensor: a counter, as far as one can see."""
+        """Whether Python may decide by the value of a tensor: it looks like a counter."""
         if not leaf.is_tensor or leaf.value.dim():
             return False
         own = leaf.parameter

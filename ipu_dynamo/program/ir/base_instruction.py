@@ -105,7 +105,7 @@ class Moved(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """Arithmetic that an instruction does on each replica, beside the calls of a micro-batch.
+    """Arithmetic of an instruction on each replica, in addition to calls of a micro-batch.
 
     Args:
         does: `store` copies elements, `+=` adds, `mean` moves a mean; `factor` and `clamp` change
@@ -208,7 +208,7 @@ def used(
     shard: bool = False,
     own_pass: bool = False,
 ) -> tuple[Use, ...]:
-    """A use of each of some names, all alike."""
+    """A use of each of some names, with equal conditions."""
     return tuple([Use(name, ipu, None, kinds, shard, own_pass) for name in names])
 
 
@@ -218,5 +218,5 @@ def made(names: tuple[str, ...], types: tuple[TensorType | None, ...], ipu: int)
 
 
 def divisors(ipu: int, *names: str | None) -> tuple[Use, ...]:
-    """A use of each of some variables or values that divide gradients; None stands for no one."""
+    """A use of each of some variables or values that divide gradients; None is skipped."""
     return tuple(Use(name, ipu, number=True) for name in names if name)

@@ -47,7 +47,7 @@ class ClipGlobalNorm:
 
 @dataclass(frozen=True, slots=True)
 class ClipGradNorm:
-    """Do what `torch.nn.utils.clip_grad_norm_` does with all gradients of a step.
+    """Clip all gradients of a step as `torch.nn.utils.clip_grad_norm_` does.
 
     They are multiplied by min(1, max_norm / (n + 1e-6)); a norm that is NaN makes all of them NaN.
 
@@ -74,7 +74,7 @@ class ClipGradNorm:
 
 @dataclass(frozen=True, slots=True)
 class ClipGradValue:
-    """Do what `torch.nn.utils.clip_grad_value_` does: elements stay within +-`clip_value`."""
+    """Clip as `torch.nn.utils.clip_grad_value_` does: elements stay within +-`clip_value`."""
 
     clip_value: float
 

@@ -14,8 +14,8 @@ CollectiveKind = Literal["all_gather", "all_reduce", "all_to_all"]
 class Collective(BaseInstruction):
     """Give each replica a result made of the values of its group, in ascending order.
 
-    `all_gather` stacks them, `all_reduce` sums them along their tree, and `all_to_all` puts part r
-    of each one behind the other on the r-th replica. It stands between two calls of a stage pass,
+    `all_gather` stacks them, `all_reduce` sums them along their tree, and `all_to_all` joins the
+    parts r of all values on the r-th replica. It stands between two calls of a stage pass,
     and waits until each replica of the group has made its value of the same micro-batch.
 
     Args:

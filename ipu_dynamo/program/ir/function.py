@@ -103,7 +103,7 @@ def make_function(name: str, graph: fx.GraphModule) -> Function:
 
 
 def body_of(graph: fx.GraphModule) -> Body:
-    """The body that `graph` is, under the name that says what it computes."""
+    """Make a body of `graph`; its name is a digest of the operators."""
     return known(Body(f"body_{structural_key(graph)}", graph))
 
 
@@ -119,7 +119,7 @@ def with_bodies(functions: Iterable[Function]) -> tuple[Function, ...]:
 
 
 def structural_key(graph: fx.GraphModule, form: GraphForm = FUNCTION) -> str:
-    """A digest of what `graph` computes from which layouts; names and source lines do not count."""
+    """A digest of the operators and layouts of `graph`; names and source lines do not count."""
     number: dict[fx.Node, str] = {}
     text = partial(write, name_of=lambda node: number[node], otherwise=repr)
     digest = sha256()
@@ -138,7 +138,7 @@ def _code_marks(node: fx.Node) -> dict[str, Any]:
 
 
 def _code_arguments(node: fx.Node) -> tuple[Any, ...]:
-    """The arguments of a node, in which the code of bodies stands for their names."""
+    """The arguments of a node, with digests of code in place of the names of bodies."""
     codes = {body.name: structural_key(body.graph, CODE) for body in bodies_of(node)}
     return tuple(codes.get(arg, arg) if isinstance(arg, str) else arg for arg in node.args)
 

@@ -169,7 +169,7 @@ class Call(BaseInstruction):
 
 @dataclass(frozen=True, slots=True)
 class Store(BaseInstruction):
-    """Moved a value from an IPU to streaming memory, which knows it as `result`.
+    """Move a value from an IPU to streaming memory, which knows it as `result`.
 
     Its room on the chip is free afterwards. A variable keeps its name on both sides; of one in
     shards each replica stores its `shard`, which has the given type. Through `io_tiles` it overlaps

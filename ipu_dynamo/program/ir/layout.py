@@ -1,4 +1,4 @@
-"""Describe where the elements of a tensor lie: its type, strides and device, in one word."""
+"""Describe the layout of a tensor in one word: its type, strides and device."""
 
 import re
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ def _text(layout: Layout) -> str:
 
 
 def device_named(text: str) -> torch.device:
-    """The device that prints as `text`; ValueError where torch has none of that kind."""
+    """The device that prints as `text`; ValueError if torch has none of that kind."""
     if not _DEVICE.fullmatch(text):
         raise ValueError(f"not a device: {text!r}")
     return torch.device(text)

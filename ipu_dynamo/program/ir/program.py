@@ -30,7 +30,7 @@ class Program:
             the two passes of a model whose loss and update are outside.
         num_ipus: IPUs of one replica.
         replicas: how many replicas run the same instructions on different data.
-        variables: what lives between calls, in the order of the user's module.
+        variables: the tensors that are kept between calls, in the order of the user's module.
         inputs, outputs: host streams.
         functions: distinct stage functions, by first call.
         body: the instructions of one call.
@@ -173,7 +173,7 @@ class Program:
         """All of it, for people.
 
         Args:
-            here: this computer runs it: it keeps what stages keep, not the IPUs.
+            here: this computer runs it, and keeps the values of stages in place of the IPUs.
         """
         every = (*self.functions, *self.update_functions)
         functions = [f"{function}\n{function.listing()}" for function in every]

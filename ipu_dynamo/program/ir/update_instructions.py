@@ -135,7 +135,7 @@ class JointUpdate(BaseInstruction):
     Args:
         function: takes `arguments`, returns `results`, and after them the new values of `written`.
         arguments: values and variables on this IPU.
-        results, types: what updates, and parts after it, take.
+        results, types: arguments of updates, and of parts after it.
         written: variables that belong to no parameter; they are written with the updates.
     """
 
@@ -191,9 +191,9 @@ class Update(BaseInstruction):
         sharded: the parameters of which each replica updates its shard only.
         loss_scale: a number on the IPU by which gradients are divided, too.
         clip: another one, which clips them.
-        function: of a traced rule, what updates one parameter: takes weight, gradient, states and
-            `numbers`, gives weight and states.
-        numbers: for each parameter, what its call takes from `UpdateFactors` and `JointUpdate`.
+        function: of a traced rule, the one that updates a parameter: takes weight, gradient, states
+            and `numbers`, returns weight and states.
+        numbers: for each parameter, the arguments from `UpdateFactors` and `JointUpdate`.
         once: it is for one step only, the first.
     """
 

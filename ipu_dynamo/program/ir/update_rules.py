@@ -1,4 +1,4 @@
-"""Say what an optimiser step computes: rules that passes, programs and the runtime share.
+"""Describe the computation of an optimiser step: rules that passes, programs, runtime share.
 
 A rule holds no tensor and no number that may change from call to call: two steps with the same rule
 are one compiled step. Names are those of `torch.optim`, and so are the equations, unless a flag
@@ -96,8 +96,8 @@ class SGD(Rule):
     v <- momentum*v + (1 - dampening)*s     first step of all:  v <- s
     w <- w - lr*v                           nesterov:           w <- w - lr*(s + momentum*v)
 
-    Two flags change it to what PopTorch did: `dampen_first_step` starts from v = 0 instead, and
-    `stateless_dampening` uses lr*(1 - dampening) as the rate where there is no momentum.
+    Two flags change it to PopTorch's rule: `dampen_first_step` starts from v = 0 instead, and
+    `stateless_dampening` uses lr*(1 - dampening) as the rate if there is no momentum.
     """
 
     momentum: bool = False

@@ -1,4 +1,4 @@
-"""Describe what a program holds between instructions: variables, and streams to the host."""
+"""Describe the values outside of instructions: variables, and streams to the host."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,12 +34,12 @@ class Variable:
         name: in the user's module, or a made one (`fc1.weight..exp_avg`; `made_names.py`).
         type: dtype and shape on one replica.
         kind: its role; a `whole` tensor comes with a call, the same for its micro-batches.
-            `loss_scale` is the factor on the loss, and what decides about the next one.
+            `loss_scale` is the factor on the loss, or a state that decides about the next one.
         ipu: its owner.
         replicated: every replica holds the same values, so one copy serves all replicas of a
             device. Accumulators and buffers differ between replicas.
         digest: of the values, for a constant.
-        off_chip: it lies in streaming memory; its owner has it between a load and a store, or
+        off_chip: it is in streaming memory; its owner has it between a load and a store, or
             the end of the call that it is loaded for.
         groups: of `replicated`, only the replicas of a group hold the same values; None: all do.
             On the host there is a leading dimension over the groups.

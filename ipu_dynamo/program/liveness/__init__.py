@@ -1,6 +1,6 @@
 """Say which tensors each IPU holds at each program step.
 
-It knows no machine: only a program, and the operators that stand in it for those of an IPU.
+It knows no machine, only a program and its operators that stand for those of an IPU.
 """
 
 from ipu_dynamo.program.liveness.follow_program import liveness

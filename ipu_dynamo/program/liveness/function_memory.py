@@ -40,7 +40,7 @@ class MemoryPiece:
     Args:
         name: of the value.
         made: the step that makes it; None: an input, or a constant.
-        constant: what computes it from no tensor, as text; empty: it is no constant.
+        constant: the operator that makes it without tensors, as text; empty: it is no constant.
     """
 
     name: str

@@ -59,7 +59,7 @@ Action = RunPass | SendValues | ReceiveValues | AddGradients
 def follow(
     workers: Sequence[Sequence[Action]], does: Callable[[int, Action], bool]
 ) -> tuple[int, ...]:
-    """Let workers do their actions, each its own in order, as far as they get.
+    """Let each worker do its actions in order, until none can go on.
 
     Args:
         does: does an action of the worker of this number, and says so; False: the worker waits.

@@ -93,7 +93,7 @@ class _Follower:
         self._ran = defaultdict[_Place, dict[int, _Done]](dict)  # by place and pass
         self._added: dict[_Place, _Done] = {}
         self._sent: dict[tuple[int, int, int], list[int]] = {}  # clocks, by transfer and place
-        # by worker: of what all replicas exchange, several workers receive one message
+        # by worker: if all replicas exchange a value, several workers receive one message
         self._received: set[tuple[int, tuple[int, int, int]]] = set()
 
     def follow(self) -> None:

@@ -87,7 +87,7 @@ def calls_of(program: Program) -> Sequence[Call]:
 
 
 def _uses(program: Program, registers: Mapping[str, int]) -> dict[int, list[int]]:
-    """For each register the passes that read or write it, in order; what makes a value is first."""
+    """For each register the passes that read or write it, in order; the maker is first."""
     uses: dict[int, dict[int, None]] = {}
     for number, instructions in enumerate(instructions_of_passes(sections(program).loop)):
         for instruction in instructions:

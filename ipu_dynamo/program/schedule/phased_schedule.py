@@ -25,7 +25,7 @@ def alternating(
     Args:
         calls: of one micro-batch, in program order, with their phases.
         waits: for each call, the earlier ones that must be done before it. The last call waits
-            for all others, so that no more micro-batches are on their way than two.
+            for all others, so that at most two micro-batches are under way.
         micro_batches: per replica and step.
         workers: at most so many; None is one for each IPU of every replica. IPUs of one worker
             take turns, and so do replicas.

@@ -179,7 +179,7 @@ def sequential_on_ranks(
 
 
 def independent(program: Program) -> bool:
-    """Whether micro-batches leave nothing behind for each other, so that they may run at once."""
+    """Whether micro-batches do not depend on each other, so that they may run at once."""
     if program.kind != "inference" or changed_variables(program) or draws(program):
         return False
     return not any(
@@ -259,7 +259,7 @@ def pipelined(
         micro_batches: per replica and step.
         workers: at most so many; None is one for each IPU of every replica. IPUs of one worker
             take turns, and so do replicas.
-        exchanges: what replicas exchange between calls.
+        exchanges: the values that replicas exchange between calls.
         worker_of: the worker of each replica and IPU; None: all places are dealt in turn.
         schedule: its name; "" is the order of slots.
     """

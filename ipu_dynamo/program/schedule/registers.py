@@ -1,4 +1,4 @@
-"""Give every value of a program a register, so that none is found by name while it runs."""
+"""Give every value of a program a register, so that the runtime needs no look-up by name."""
 
 from collections.abc import Mapping, Sequence
 

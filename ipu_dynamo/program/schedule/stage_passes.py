@@ -1,4 +1,4 @@
-"""Group a micro-batch into stage passes: what one stage does in one direction, without a break.
+"""Group a micro-batch into stage passes: the work of one stage in one direction, unbroken.
 
 A stage whose repeated blocks are functions of their own makes many calls in a pass. Schedules,
 stashes and workers deal with passes.

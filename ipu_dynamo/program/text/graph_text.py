@@ -46,7 +46,7 @@ OWN_MEMORY = "ipu.own_memory"  # key of a clone's meta: without it a result woul
 SERIAL_STEP = "ipu.serial_step"  # key of a product's meta: its part of a product, as in "2/16"
 MEMORY = "ipu.memory"  # key of an operator's meta: its share of an IPU's memory, from 0 to 1
 DIRECTION = "ipu.direction"  # key of a node's meta: "backward", or none in the forward pass
-# what stays of a node's meta, besides its value and its source line
+# keys of a node's meta that are written, in addition to its value and its source line
 _KEPT = (RECOMPUTED, GROUP, OWN_MEMORY, MACHINE, SERIAL_STEP, MEMORY, DIRECTION)
 _OPS = ("placeholder", "call_function", "output")
 _PLACE = re.compile(r"(parallel|serial) [1-9]\d*/[1-9]\d*")
@@ -174,7 +174,7 @@ def opaque(value: object) -> str:
 
 
 def node_text(node: fx.Node, text: Text, called: Text, form: GraphForm = FUNCTION) -> str:
-    """Everything that decides what a node computes; its name and its source line do not.
+    """Everything that decides the values of a node; its name and its source line do not.
 
     Args:
         text: writes values, in which other nodes are.

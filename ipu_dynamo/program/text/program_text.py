@@ -1,7 +1,7 @@
-"""Write a whole program as text, and read it back: what saved files and caches hold.
+"""Write a whole program as text, and read it back, for saved files and caches.
 
-The text that a program gives is the only one that it is read from. So nothing in a text is without
-meaning, and whatever changed one on its way is found.
+A program is read only from the exact text that it writes. So every part of a text has a meaning,
+and all changes to a text are found.
 """
 
 from collections.abc import Callable, Mapping
@@ -63,7 +63,7 @@ def read_record(
         check: as `read_lines` calls it.
 
     Raises:
-        ValueError: `text` is not what `record_text` writes; the line is named.
+        ValueError: `text` is not as `record_text` writes it; the line is named.
     """
     begin, *roots = outline(text)
     if begin.text != first:

@@ -199,7 +199,7 @@ def _is_dense(layout: Layout) -> bool:
 
 
 def _class_of(record: object, kind: Any) -> type:
-    """The dataclass that a record is one of, among those that may stand there."""
+    """The dataclass of a record, among those that may stand there."""
     if not isinstance(record, Record):
         raise ValueError("not a record, such as Name(field=1)")
     classes = _classes(kind)

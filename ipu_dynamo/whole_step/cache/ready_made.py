@@ -16,7 +16,7 @@ _HINT = "use the model, the options and the inputs that the program was compiled
 
 @dataclass(frozen=True)
 class ReadyMade:
-    """A program, and what compiling the model again would find out.
+    """A program, and the facts that compiling the model again would find.
 
     Args:
         host: the program, in the form for this computer.

@@ -15,8 +15,8 @@ _SEED = 0  # not torch's generator: a call should not change the user's draws
 def synthetic_inputs(
     program: Program, batching: Batching, device: torch.device
 ) -> dict[str, Tensor]:
-    """A tensor for every input from the host: normal, or zeros where it has no fractions, since
-    these are indices that have to be in range."""
+    """A tensor for every input from the host: normal numbers, or zeros if it has no fractions,
+    since these may be indices that have to be in range."""
     generator = torch.Generator().manual_seed(_SEED)
     inputs = {}
     for stream in program.inputs:

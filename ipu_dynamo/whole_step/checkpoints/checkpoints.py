@@ -1,4 +1,4 @@
-"""Save where a training step stands, and let a step go on from there."""
+"""Save the state of a training step, and let a step go on from it."""
 
 import warnings
 from collections import Counter
@@ -51,7 +51,7 @@ _NONE: Mapping[str, Tensor] = MappingProxyType({})
 
 
 def save_checkpoint(folder: Folder, step: CompiledModel, extra: Any = None) -> Path:
-    """Write where a training step stands into a new folder `checkpoint-NUMBER` in `folder`.
+    """Write the state of a training step into a new folder `checkpoint-NUMBER` in `folder`.
 
     It has the model's parameters and buffers, and the states of the optimiser, of the loss scale
     and of random numbers. It has neither the program nor the optimiser's numbers, such as the
@@ -61,7 +61,7 @@ def save_checkpoint(folder: Folder, step: CompiledModel, extra: Any = None) -> P
     Args:
         folder: the folder of all checkpoints of a training; it is made if it does not exist.
         step: what `compile_training` returned, once compiled.
-        extra: what else the script has to know: None, bools, numbers, strings, and lists and dicts
+        extra: other values that the script needs: None, bools, numbers, strings, lists and dicts
             of these. For instance the epoch, and the result of `scheduler.state_dict()`.
 
     Returns:
@@ -186,7 +186,7 @@ class _Content:
         }
 
     def deal(self, digests: Sequence[Mapping[str, Sequence[str]]]) -> None:
-        """Decide which rank writes what.
+        """Decide which tensors each rank writes.
 
         Args:
             digests: of all ranks.
@@ -410,7 +410,7 @@ def _check_step(step: object) -> None:
 
 
 def _check_extra(value: object, where: str) -> None:
-    """Raise InputError for what JSON would give back as something else."""
+    """Raise InputError for a value that JSON would return as another one."""
     if value is None or type(value) in (bool, int, str):
         return
     if type(value) is float and isfinite(value):

@@ -1,4 +1,4 @@
-"""Run an optimiser's step in Python, behind a program that ends with the gradients."""
+"""Run an optimiser's step in Python, after a program that ends with the gradients."""
 
 from collections.abc import Callable, Mapping
 

@@ -53,7 +53,7 @@ class StatesSnapshot(NamedTuple):
     versions: list[int]
 
     def is_overwritten(self, later: "StatesSnapshot") -> bool:
-        """Whether somebody has written states between this and a later snapshot."""
+        """Whether states were written between this and a later snapshot."""
         if later.optimizer is not self.optimizer:
             return False  # a program takes the numbers of another optimiser, and no states
         if later.states is not self.states or later.versions != self.versions:
@@ -253,7 +253,7 @@ def _of_no_parameter(program: Program) -> Iterator[str]:
                 continue
 
 
-_PLAIN = frozenset({bool, float, int, type(None)})  # of what most numbers are: this is every call's
+_PLAIN = frozenset({bool, float, int, type(None)})  # of most numbers; checked in every call
 
 
 def _numbers_of(optimizer: torch.optim.Optimizer) -> list[list[Any]]:
@@ -269,7 +269,7 @@ def _numbers_of(optimizer: torch.optim.Optimizer) -> list[list[Any]]:
 
 
 def _present(value: Any) -> Any:
-    """`value` as it is now: a tensor may change in place later."""
+    """A copy of `value`: a tensor may change in place later."""
     if isinstance(value, tuple):
         return tuple(map(_present, value))
     return value.tolist() if isinstance(value, Tensor) else value

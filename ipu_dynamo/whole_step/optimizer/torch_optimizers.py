@@ -16,7 +16,7 @@ from ipu_dynamo.program.ir.update_rules import SGD, Adam, RMSprop, Rule
 from ipu_dynamo.whole_step.optimizer.optimizer_checkpoints import has_step_hooks
 
 States = dict[str, dict[str, Tensor]]  # parameter's name -> state's name -> tensor
-_LOSS_SCALE = "loss_scale"  # key of `optimizer.state`: what belongs to no parameter
+_LOSS_SCALE = "loss_scale"  # key of `optimizer.state`, which is no parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ def import_loss_scale(optimizer: Optimizer) -> dict[str, Tensor]:
 
 def export_loss_scale(states: Mapping[str, Tensor], optimizer: Optimizer) -> None:
     """Write copies of the states of automatic loss scaling, if there are any, into
-    `optimizer.state`, which keeps and saves what belongs to no parameter."""
+    `optimizer.state`, which also keeps and saves states that belong to no parameter."""
     if states:
         held: dict[Any, Any] = optimizer.state
         held[_LOSS_SCALE] = {name: value.clone() for name, value in states.items()}

@@ -25,7 +25,7 @@ from ipu_dynamo.program import Program, TracedStep
 from ipu_dynamo.program.ir.update_rules import TracedRule
 from ipu_dynamo.whole_step.optimizer.torch_optimizers import Group, States
 
-COUNTERS = ""  # key of `States`: what belongs to no parameter alone
+COUNTERS = ""  # key of `States` for values that belong to no single parameter
 _NUMBERS = (int, float)
 _MOST = 8  # variants; an optimiser that needs more reads numbers as values
 _AGAIN = "compile the model again with this optimizer"
@@ -287,7 +287,7 @@ class TracedOptimizer:
             place, key = owners.get(leaf.path, (leaf.parameter, leaf.key))
             name = None if place is None else world.names[place]
             if name is not None and name not in held:
-                continue  # the loss does not hang on it, so it is not updated
+                continue  # the loss does not depend on it, so it is not updated
             if leaf.path in plan.counters:
                 value = _counted(leaf, counters[plan.counters[leaf.path].name])
             elif leaf.path in shared:

@@ -38,8 +38,10 @@ def write_decided(
 
 
 def read_decided(written: Mapping[str, Any], engine: Engine) -> Figures | None:
-    """The figures to decide by; None: those of this machine, which is another one than that which
-    wrote these, or has other libraries or threads.
+    """The figures to decide by.
+
+    None: use those of this machine. It is not the one that wrote these, or has other libraries or
+    threads.
 
     Raises:
         SavedProgramError: these are none.

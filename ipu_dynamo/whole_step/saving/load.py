@@ -106,7 +106,7 @@ def entry_names(archive: Archive, kind: str, **more: type) -> list[str]:
 
     Args:
         kind: which part of this package has to have written it.
-        more: fields that its head has besides, with their types.
+        more: additional fields of its head, with their types.
 
     Raises:
         SavedProgramError: another one has.

@@ -1,4 +1,4 @@
-"""Write a compiled model into a file: its program, its tensors, and where it stands."""
+"""Write a compiled model into a file: its program, its tensors, and its state of training."""
 
 import os
 import re
@@ -53,7 +53,7 @@ def save(
 
     Raises:
         CompileError: it is to have free rows, and a row of a result may depend on others.
-        SavedProgramError: it cannot be saved; it says what of it, and nothing is written.
+        SavedProgramError: a part of it cannot be saved, which is named; nothing is written.
         OSError: the file cannot be written; one of that name stays as it was.
     """
     members, head = contents(compiled, free_rows=free_rows)
@@ -147,7 +147,7 @@ def _check(name: str, compiled: object) -> None:
 class _Saver:
     """Collects the tensors of entry points.
 
-    Invariant: `names` has what `state_dict` calls them, each name once.
+    Invariant: `names` has their names in `state_dict`, each once.
     """
 
     table: TensorTable = field(default_factory=TensorTable)
@@ -207,7 +207,7 @@ class _Saver:
             )
 
     def finish(self) -> dict[str, bytes | Streamed]:
-        """The members that hold tensors, and say what is where."""
+        """The members with the tensors, and with the table of their places."""
         tensors, views = self.table.finish()
         names = [[name, key, persistent] for name, (key, persistent) in self.names.items()]
         members: dict[str, bytes | Streamed] = {

@@ -29,8 +29,7 @@ def initial_tensors(
     private: bool,
     loss_scale: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """A tensor for every variable of a program, with a leading dimension over groups of replicas
-    where it has those.
+    """A tensor for every variable of a program; a grouped one has a leading dimension over groups.
 
     Args:
         known: optimiser states that exist already; others begin with their rule's first value.

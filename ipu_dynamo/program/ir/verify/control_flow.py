@@ -16,7 +16,7 @@ Types = list[TensorType]
 
 
 def check_bodies(functions: Sequence[Function]) -> None:
-    """Check every loop and branch of functions that stand behind the bodies they run.
+    """Check every loop and branch of functions, which come after the bodies that they run.
 
     Raises:
         ValueError: what is wrong, and the line of the model.

@@ -24,7 +24,7 @@ class MemoryChecks:
 
     Attributes:
         lent: results that share the memory of one of their call's arguments, by name.
-        shared: results that lie in the same memory as another one, which is named.
+        shared: results that share memory with another value, and the name of that.
         makers: the call that returned a value, by its name.
     """
 

@@ -167,7 +167,7 @@ class Residence:
             self.fetched.discard((move.value, move.src))
 
     def at(self, name: str, ipu: int, *, shard: bool = False) -> TensorType:
-        """The type of what `ipu` calls `name`.
+        """The type of the value with this name on `ipu`.
 
         Args:
             shard: a shard of a variable is enough, too.

@@ -67,7 +67,7 @@ def check_names(program: "Program") -> None:
 
 
 def check_loops(program: "Program") -> None:
-    """Check the shape of the body, and what may stand where."""
+    """Check the loops of the body, and the section of each instruction."""
     loops = [instruction for instruction in program.walk() if isinstance(instruction, Repeat)]
     for loop in loops:
         if loop.count < 1:

@@ -28,7 +28,7 @@ class WriteChecks:
     _behind: bool = False  # nothing but writes has come since the last call
 
     def follow(self, instruction: Plain) -> None:
-        """Take notice of an instruction; of a write, check what its description does not say.
+        """Note an instruction; of a write, check conditions outside of its description.
 
         Raises:
             ValueError: what is wrong with it.
