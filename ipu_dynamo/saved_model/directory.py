@@ -1,4 +1,4 @@
-"""Find out what a path holds: an index, one archive, or what TensorFlow saved."""
+"""Recognise the program at a path: an index, one archive, or a SavedModel of TensorFlow."""
 
 import os
 import zipfile
@@ -20,11 +20,11 @@ TAGS, KEY = frozenset({"serve"}), "serving_default"
 
 
 class SavedPrograms:
-    """What is at a path: tag sets, the signatures of each, and the programs behind them.
+    """The programs at a path: tag sets, the signatures of each, and their programs.
 
     Args:
-        path: a saved program directory, a `.pt2` file, a folder with one such file, or what
-            TensorFlow saved.
+        path: a saved program directory, a `.pt2` file, a folder with one such file, or a
+            SavedModel of TensorFlow.
         trust: whether programs are read without the gate.
 
     Raises:
@@ -59,7 +59,7 @@ class SavedPrograms:
         """The keys of the signatures of a tag set, sorted.
 
         Raises:
-            RuntimeError: there is no such tag set.
+            RuntimeError: the program does not have this tag set.
         """
         graph = self._graph(tags)
         return [KEY] if graph is None else sorted(graph.signatures)
@@ -68,8 +68,8 @@ class SavedPrograms:
         """The operators of a signature, sorted; of TensorFlow's graphs by their own names.
 
         Raises:
-            RuntimeError: there is no such tag set.
-            ValueError: there is no such signature, or its program is refused.
+            RuntimeError: the program does not have this tag set.
+            ValueError: the signature does not exist, or its program is refused.
         """
         graph = self._graph(tags)
         if self._tensorflow and isinstance(graph, TfMetaGraph):
@@ -82,8 +82,8 @@ class SavedPrograms:
         """A signature, read from its file.
 
         Raises:
-            RuntimeError: there is no such tag set.
-            ValueError: there is no such signature, or its program is refused.
+            RuntimeError: the program does not have this tag set.
+            ValueError: the signature does not exist, or its program is refused.
         """
         self._check(tags, key)
         with naming("dir"):
@@ -137,7 +137,7 @@ def _archive(path: Path) -> Path:
 
 
 def _what_is_there(path: Path, archives: int) -> str:
-    """What is at a path in place of a saved program, in words."""
+    """Describe the file or folder at a path that has no saved program."""
     if not path.exists():
         return "it does not exist"
     if path.is_dir():

@@ -14,10 +14,10 @@ def load(
 
     Args:
         dir: a saved program directory, a `.pt2` file, or a folder with one such file.
-        trust: the user's word for the files: `torch.export.load` may run what they say.
+        trust: the user trusts the files: `torch.export.load` may run code in them.
 
     Raises:
-        RuntimeError: there is no such tag set.
+        RuntimeError: the program does not have this tag set.
         ValueError: there is no saved program, or it is damaged or more than data.
     """
     if isinstance(tags, str):

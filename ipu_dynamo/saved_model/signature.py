@@ -28,18 +28,18 @@ _Result = TypeVar("_Result")
 
 
 class Runner(Protocol):
-    """What computes a program's flat results."""
+    """Computes a program's flat results."""
 
     def run(self, inputs: Sequence[Any], watch: Watch | None = None) -> list[Any]:
         """All user outputs, by position; they share no memory with inputs or state.
 
         Args:
             inputs: all user inputs, by position; they are not changed.
-            watch: is told each node with its value.
+            watch: called with each node and its value.
         """
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Free its memory."""
 
 
 class Signature:
@@ -52,7 +52,7 @@ class Signature:
     Attributes:
         inputs: name to type and shape, as in the index.
         outputs: the same of results.
-        method_name: what the index says that the program does.
+        method_name: as in the index, the kind of work that the program does.
         defaults: of one row, for inputs that may be left out.
         parameter_names: canonical names of parameters, where they are not the qualified ones.
         placement: where the nodes of a converted program run.
@@ -106,7 +106,7 @@ class Signature:
         return self._run(tensors, watch)
 
     def warm_up(self) -> None:
-        """Do what the first call would do beside its own work, and run once on zeros.
+        """Do the preparations of the first call, and run once on zeros.
 
         A size that calls choose is 2, or the least that the program takes.
         """
@@ -134,7 +134,7 @@ class Signature:
 
     @property
     def program(self) -> ExportedProgram:
-        """The program behind it."""
+        """The program of this signature."""
         return self._open()
 
     def groups(self) -> list[Group]:

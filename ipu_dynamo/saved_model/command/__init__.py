@@ -1,1 +1,1 @@
-"""The command `ipu-saved-model`: what it prints, and how it ends. It computes nothing itself."""
+"""The command `ipu-saved-model`: its output and exit status. It computes nothing itself."""

@@ -14,7 +14,7 @@ _TOO_FEW = "too few arguments"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the arguments say.
+    """Run the command that the arguments name.
 
     Returns:
         The exit status; wrong usage ends the process with 2, as argparse does.
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.do(options)
         sys.stdout.flush()
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read the output has enough of it
+        sys.stderr.close()  # the reader of the output has closed it
         return 1
     except Exception as error:
         if options.traceback:
@@ -44,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
     """Of the command and its subcommands."""
 
     def error(self, message: str) -> NoReturn:
-        """End with 2; what stands in place of the method of a conversion belongs behind it."""
+        """Exit with 2. An argument in place of a conversion's method has to come after it."""
         if message.startswith("argument method: invalid choice"):
             message += "; options of a conversion come after ipu: convert ... ipu --num_ipus 2"
         super().error(message)

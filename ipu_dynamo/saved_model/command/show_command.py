@@ -45,7 +45,7 @@ def _wrong_usage(options: argparse.Namespace) -> str:
 
 
 def show(options: argparse.Namespace) -> None:
-    """Print what the options ask for."""
+    """Print the parts of a program that the options select."""
     programs = SavedPrograms(options.dir, trust=options.trust)
     if options.all:
         _show_all(programs)

@@ -58,7 +58,7 @@ def convert(
         dir: as in `load`.
         output_dir: absent, or an empty folder.
         trust: the user's word for the files in `dir`.
-        config_file: options as a JSON object; those that are given here go before it.
+        config_file: options as a JSON object; options of this call take precedence.
         memory_per_ipu: bytes that stages of a pipeline may take; None: those of a Mk2 IPU.
         options: by name, as `ipu-saved-model convert ipu --help` lists them.
 
@@ -68,9 +68,9 @@ def convert(
     Raises:
         ValueError: an option is wrong, excludes another one, or does not fit the program.
         TypeError: an option has a wrong type.
-        AssertionError: `output_dir` is there and not empty.
-        RuntimeError: there is no such tag set.
-        NotImplementedError: the program has what is not converted.
+        AssertionError: `output_dir` exists and is not empty.
+        RuntimeError: the program does not have this tag set.
+        NotImplementedError: a part of the program cannot be converted.
         OSError: a file cannot be written; the option that its path comes from is named.
     """
     if isinstance(tags, str):
@@ -100,10 +100,10 @@ def convert_signature(
     memory_per_ipu: int | None = None,
     say: Say = lambda text: None,
 ) -> str:
-    """Convert as `convert` does, for whoever shows messages otherwise.
+    """Convert as `convert` does, for callers that show messages in another way.
 
     Args:
-        say: gets what is printed.
+        say: called with each message, in place of printing it.
 
     Returns:
         As `convert`.
@@ -184,7 +184,7 @@ def _result(
     key: str,
     folder: Path,
 ) -> Result:
-    """What is written, with the executable in a folder of its own."""
+    """Collect the parts to write; the executable is in a folder of its own."""
     options = request.options
     num_ipus = options.num_ipus if pipeline is None else pipeline.num_ipus
     embedded = None
@@ -200,10 +200,10 @@ def _result(
 
 
 def _finish(result: Result, folder: Path, out: Path) -> None:
-    """Write the folder that becomes `out`, and let the files outside of it appear.
+    """Write the folder that becomes `out`, and publish the files outside of it.
 
-    Two conversions may have one folder of executables: it is held from the choice of a name to the
-    moment when the file is there, so that neither replaces what the other one has called.
+    Two conversions may share a folder of executables. It is locked from the choice of a name until
+    the file exists, so that neither overwrites the other's file.
     """
     files: dict[Path, Content] = {} if result.pipeline is None else {**result.pipeline.files}
     names = {} if result.pipeline is None else {**result.pipeline.file_options}

@@ -1,4 +1,4 @@
-"""Convert a draft: all passes in their order, and what is known of the program behind each."""
+"""Convert a draft: run all passes in their order, and check the program after each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -26,12 +26,12 @@ _ASSETS = "assets"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a conversion has made of a signature.
+    """The result of converting a signature.
 
     Attributes:
         tags, key: of the signature.
         pipeline, embedded: None without stages, without an executable.
-        num_ipus: that there are to be.
+        num_ipus: the number of IPUs that the program needs.
     """
 
     tags: frozenset[str]
@@ -82,7 +82,7 @@ def write_converted(folder: Path, result: Result, executable: str | None) -> Non
 
 
 def copy_assets(source: Path, folder: Path) -> None:
-    """Copy what lies beside a program, as it is."""
+    """Copy the files next to a program unchanged."""
     if (source / _ASSETS).is_dir():
         shutil.copytree(source / _ASSETS, folder / _ASSETS, symlinks=True)
 

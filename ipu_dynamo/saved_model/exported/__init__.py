@@ -1,4 +1,4 @@
-"""Know exported programs: their nodes by name, what goes in and out, their files, how they run.
+"""Handle exported programs: nodes by name, inputs and outputs, files, and execution.
 
-Nothing here knows of tags, signatures or folders.
+Nothing here depends on tags, signatures or folders.
 """

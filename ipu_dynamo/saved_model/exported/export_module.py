@@ -45,8 +45,8 @@ def _copy(tensor: Tensor) -> Tensor:
 def _with_named_results(module: nn.Module) -> nn.Module:
     """A module of the same class with the same parameters, whose results are a flat dict.
 
-    It is no module around the first: names of nodes and parameters would show that. What the
-    first holds is shared; only `forward` is another, and keeps its signature.
+    It does not wrap the first module, as names of nodes and parameters would show that. It shares
+    the first one's attributes; only `forward` is another, with the same signature.
     """
     forward = module.forward
     same = module.__class__.__new__(module.__class__)

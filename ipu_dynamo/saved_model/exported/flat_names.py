@@ -40,7 +40,10 @@ def _top(value: Any) -> list[tuple[str, Any]]:
 
 
 def _items(value: Any) -> list[tuple[str, Any]] | None:
-    """What has names: a mapping, a dataclass, a named tuple. A `ModelOutput` is two of them."""
+    """The named parts of a mapping, a dataclass or a named tuple; None for other values.
+
+    A `ModelOutput` is both a mapping and a dataclass.
+    """
     if isinstance(value, Mapping):
         if odd := [key for key in value if not isinstance(key, str)]:
             raise ValueError(f"the key {odd[0]!r} of a result is no text")

@@ -17,7 +17,7 @@ class FlatProgram:
     """The graph of a program, with its parameters and buffers.
 
     Args:
-        program: what it writes of its buffers stays with it.
+        program: its writes to buffers last from call to call.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -39,7 +39,7 @@ class FlatProgram:
 
         Args:
             inputs: all user inputs, by position; they are not changed.
-            watch: is told each node with its value.
+            watch: called with each node and its value.
         """
         left = iter(_own(inputs) if self._changes_inputs else inputs)
         flat = [next(left) if name is None else self._state[name] for name in self._arguments]
@@ -71,7 +71,7 @@ def without_shared_memory(values: Sequence[Any], others: Sequence[Any]) -> list[
 
 
 class _Watched(fx.Interpreter):
-    """Runs node by node, and tells of each."""
+    """Runs node by node, and calls `watch` for each."""
 
     def __init__(self, module: fx.GraphModule, watch: Watch) -> None:
         super().__init__(module)

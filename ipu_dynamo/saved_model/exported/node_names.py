@@ -21,7 +21,7 @@ _NO_MODULE = "_empty_nn_module_stack"
 
 
 class Kind(Enum):
-    """What a node is."""
+    """The kind of a node."""
 
     INPUT = "input"
     PARAM = "param"
@@ -44,7 +44,7 @@ class Group:
 
 
 def name_calls(program: ExportedProgram) -> None:
-    """Write a canonical name into every call that has none; results of a tuple go with its call."""
+    """Write a canonical name into every call without one; its results get the call's name."""
     graph = program.graph
     taken = {name for node in graph.nodes if (name := _noted(node))} | _other_names(program)
     counts: dict[str, int] = {}
@@ -60,7 +60,7 @@ def name_calls(program: ExportedProgram) -> None:
 
 
 def _other_names(program: ExportedProgram) -> set[str]:
-    """The names of inputs and of what the program holds, which no call has."""
+    """The names of inputs, parameters, buffers and constants, which no call may have."""
     return {
         str(spec.target).replace(".", "/") if spec.target is not None else str(spec.arg.name)
         for spec in program.graph_signature.input_specs
@@ -94,7 +94,7 @@ def placeholder_names(
 
 
 def _held(program: ExportedProgram) -> Mapping[str, str]:
-    """The qualified names of what a program holds, by the names of their nodes."""
+    """The qualified names of parameters, buffers and constants, by the names of their nodes."""
     signature = program.graph_signature
     return {
         **signature.inputs_to_parameters,
@@ -145,7 +145,7 @@ def is_result_of_tuple(node: fx.Node) -> bool:
 
 
 def operators(group: Group) -> list[str]:
-    """The operators of a group, as `aten.add.Tensor`; those that take results out are none."""
+    """The operators of a group, as `aten.add.Tensor`, without those that unpack results."""
     if group.kind is not Kind.OP:
         return []
     return [operator_name(node) for node in group.nodes if not is_result_of_tuple(node)]

@@ -35,8 +35,8 @@ def load_program(
     """The program in a file, read once, with named nodes.
 
     Args:
-        digest: the SHA-256 that the file has to have; None where nothing says.
-        trust: whether PyTorch may read it without our reading it before, which runs what it says.
+        digest: the SHA-256 that the file has to have; None if it is not known.
+        trust: whether PyTorch may read the file without the gate: it may then run code in it.
 
     Raises:
         ValueError: it cannot be read, is damaged, or is more than data.

@@ -14,7 +14,7 @@ _MOST_SHAPES = 1024
 
 
 class SizeCheck:
-    """What sizes inputs may have in one call.
+    """The check of the sizes of inputs in one call.
 
     Invariant: `_passed` holds shapes of all inputs that have passed; comparing symbols is slow.
 

@@ -1,5 +1,4 @@
-"""Read arrays from `.npy` and `.npz` files, without pickle, and without unpacking what lies about
-its size."""
+"""Read arrays from `.npy` and `.npz` files, without pickle, and within their stated sizes."""
 
 import io
 import math
@@ -22,7 +21,7 @@ def read_array(where: str) -> np.ndarray[Any, Any]:
     """The array of a file `x.npy`, `x.npz` or `x.npz[name]`; that of `.npy` is mapped, not read.
 
     Raises:
-        ValueError: the file cannot be read, is damaged or pickled, or has no such member.
+        ValueError: the file cannot be read, is damaged or pickled, or does not have the member.
     """
     member = None
     if not Path(where).is_file() and (match := _WITH_MEMBER.fullmatch(where)):
@@ -87,7 +86,7 @@ def _of_zip(path: str, member: str | None) -> np.ndarray[Any, Any]:
 
 
 def _header(file: Any, where: str) -> tuple[tuple[int, ...], Any, np.dtype[Any]]:
-    """Shape, order and type of what follows."""
+    """Shape, order and type of the array after the header."""
     try:
         version = npy.read_magic(file)
         read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)

@@ -14,7 +14,7 @@ def read_examples(text: str) -> dict[str, np.ndarray[Any, Any]]:
     """The features of N examples, each an array [N, length].
 
     Raises:
-        ValueError: it is no such list, or features differ between examples.
+        ValueError: it is not a list of examples, or features differ between examples.
     """
     examples = _literal(text)
     if not isinstance(examples, list) or not all(isinstance(one, dict) for one in examples):

@@ -1,4 +1,4 @@
-"""Bound what an expression may be and make."""
+"""Bound the size of an expression, and of its value."""
 
 import math
 from collections.abc import Sequence

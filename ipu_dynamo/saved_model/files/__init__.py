@@ -1,1 +1,1 @@
-"""Read and write what lies around programs: the index, JSON of users, folders made as a whole."""
+"""Read and write files around programs: the index, JSON of users, folders made as a whole."""

@@ -73,13 +73,13 @@ class TensorSpec:
 
 
 def can_cast(source: torch.dtype, target: torch.dtype) -> bool:
-    """Whether values stay what they are but for rounding: numpy's `same_kind`."""
+    """Whether a cast keeps values, up to rounding: numpy's `same_kind`."""
     signed_to_unsigned = target in _UNSIGNED and not (source in _UNSIGNED or source == torch.bool)
     return torch.can_cast(source, target) and not signed_to_unsigned
 
 
 def spec_of(position: int, value: Tensor) -> TensorSpec:
-    """What the value of a graph's node says."""
+    """The type and shape of the value of a graph's node."""
     shape = tuple(size if isinstance(size, int) else None for size in value.shape)
     return TensorSpec(position, str(value.dtype).removeprefix("torch."), shape)
 

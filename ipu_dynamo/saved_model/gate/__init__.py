@@ -1,5 +1,5 @@
-"""Read the bytes of a `.pt2` file before PyTorch does, and refuse what is more than data.
+"""Read the bytes of a `.pt2` file before PyTorch does, and refuse anything but data.
 
-What comes out of here are plain tensors and a program of known operators, sizes and names. Nothing
-of a file was unpickled, evaluated, imported or looked up by attribute to get there.
+The result is plain tensors and a program of known operators, sizes and names. Until then nothing of
+the file is unpickled, evaluated, imported or looked up as an attribute.
 """

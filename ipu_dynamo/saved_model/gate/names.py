@@ -7,8 +7,8 @@ import re
 from ipu_dynamo.saved_model.gate.refusal import Refusal
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,999}", re.ASCII)
-# What the generated code means by a name of its own; PyTorch's names of values are none of them,
-# but for built-in functions, behind which it writes `_`.
+# Names with a meaning of their own in generated code. PyTorch gives none of them to a value; for a
+# value named like a built-in function it appends `_`.
 _TAKEN = frozenset(
     [
         *("torch", "math", "operator", "_operator", "device", "inf", "nan", "NoneType", "self"),

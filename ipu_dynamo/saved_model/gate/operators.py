@@ -1,8 +1,8 @@
 """Name the operators that a program from a file may call.
 
-Registered overloads of PyTorch's own libraries and ours, and the arithmetic of sizes. PyTorch looks
-up any attribute of its modules for a name in a file; here are closed lists, less the operators that
-believe the indices or sizes that they are given.
+They are registered overloads of PyTorch's own libraries and ours, and the arithmetic of sizes.
+PyTorch would look up any attribute of its modules for a name in a file. Here are closed lists,
+without the operators that do not check indices or sizes.
 """
 
 import re

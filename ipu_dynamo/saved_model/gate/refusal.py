@@ -5,7 +5,7 @@ class Refusal(ValueError):
     """A part of a file is more than data, or damaged; nothing of the file was run.
 
     Args:
-        problem: one clause with what is there.
+        problem: one clause with the content found.
         trusting: whether a user who trusts the file can load it all the same.
     """
 
@@ -23,5 +23,5 @@ class Refusal(ValueError):
 
 
 def damaged(problem: str) -> Refusal:
-    """What nobody's trust mends."""
+    """A refusal of damaged data, for which trusting the file does not help."""
     return Refusal(f"damaged: {problem}", trusting=False)

@@ -1,8 +1,8 @@
 """Parse the sizes of a program, and print them again from the tree, for sympy evaluates text.
 
 PyTorch writes a size with sympy's `srepr`, `Add(Symbol('s0', integer=True), Integer(1))`, and reads
-it with `sympify`, which runs Python. What is handed on here was printed from constructors of a
-closed list, with limits under which sympy's own rewriting stays short.
+it with `sympify`, which runs Python. The printed text has only constructors of a closed list, with
+limits under which sympy's own rewriting takes little time.
 """
 
 import math
@@ -14,7 +14,7 @@ from ipu_dynamo.saved_model.gate.refusal import Refusal
 MOST_CHARACTERS = 4096
 DEEPEST = 32
 MOST_EXTREMA = 16  # operands of Max and Min in all: sympy needs 2 s for 40
-MOST_TERMS = 128  # of what is divided, multiplied out: sympy needs 2 s for 256, and doubles
+MOST_TERMS = 128  # of a dividend, multiplied out: sympy needs 2 s for 256, and doubles
 LARGEST_EXPONENT = 8
 LARGEST_SHIFT = 63
 
@@ -231,7 +231,7 @@ class _Parser:
 
 
 def _number(call: _Call) -> int | None:
-    """The value of an integer; of a half as `Rational(1, 2)`, what it is rounded away from zero."""
+    """The value of an integer; that of a fraction such as `Rational(1, 2)`, rounded up."""
     if call.name not in ("Integer", "Rational"):
         return None
     above, *below = (int(part) for part in call.text[len(call.name) + 1 : -1].split(","))

@@ -19,7 +19,7 @@ def checked_spec(text: str, *, arguments: bool) -> str:
         arguments: whether it is a pair of positional arguments and those by name.
 
     Raises:
-        Refusal: it holds another container, or is none.
+        Refusal: it holds another container, or is not a tree.
     """
     try:
         value = parse_json(text)

@@ -1,7 +1,7 @@
-"""Find the members of a zip file in its bytes, and check all that says where they lie.
+"""Find the members of a zip file in its bytes, and check all positions and sizes.
 
-A member is stored, has its sum, lies inside the file and on no other, and has a name that leads
-nowhere else. Source: PKWARE, APPNOTE.TXT 6.3, section 4.3.
+A member is stored uncompressed, has its checksum, is inside the file, overlaps with no other, and
+its name leads to no other folder. Source: PKWARE, APPNOTE.TXT 6.3, section 4.3.
 """
 
 import io
@@ -85,7 +85,7 @@ def in_one_folder(members: dict[str, memoryview]) -> dict[str, memoryview]:
     """The members without the name of the folder that all of them are in.
 
     Raises:
-        Refusal: there is no such folder.
+        Refusal: the folder does not exist.
     """
     roots = {name.partition("/")[0] for name in members}
     if len(roots) != 1 or any("/" not in name for name in members):

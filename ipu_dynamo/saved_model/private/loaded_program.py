@@ -102,13 +102,13 @@ def build_program(
             raise
         except RecursionError:
             raise Refusal("the program is nested too deep", trusting=False) from None
-        except Exception as error:  # whatever does not fit raises something else in PyTorch
+        except Exception as error:  # PyTorch raises various errors for parts that do not fit
             *_, last = str(error).strip().splitlines() or [""]
             raise damaged(f"its parts do not fit ({type(error).__name__}: {last[:120]})") from error
 
 
 def _check_described(module: schema.GraphModule, tensors: Mapping[str, Tensor]) -> None:
-    """Compare what the graph says of parameters with what they are: compilers believe it."""
+    """Check the types and shapes of parameters in the graph, as compilers rely on them."""
     for spec in module.signature.input_specs:
         value = spec.value
         match spec.type:
@@ -131,7 +131,7 @@ def _check_described(module: schema.GraphModule, tensors: Mapping[str, Tensor]) 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out PyTorch's notices of what a refusal says, too."""
+    """Silence PyTorch's notices, as a refusal has the same facts."""
     logs = [logging.getLogger(name) for name in _LOGS]
     levels = [log.level for log in logs]
     for log in logs:

@@ -1,7 +1,8 @@
-"""Make the objects that PyTorch reads an exported program from, out of JSON, and check each part.
+"""Make the objects from which PyTorch reads an exported program, and check each part.
 
-PyTorch's own reader believes the JSON. Here every value has the type that the schema says, and what
-would be evaluated, looked up, imported or written into code goes through the lists of the gate.
+They come from JSON, which PyTorch's own reader does not check. Here every value has the type in the
+schema. Texts that would be evaluated, looked up, imported or written into code are checked by the
+lists of the gate.
 """
 
 import dataclasses
@@ -157,7 +158,7 @@ def _node(value: schema.Node) -> None:
 
 
 def _custom(text: str) -> str:
-    """What was noted at a node, written anew."""
+    """Check the notes of a node, and write them anew."""
     try:
         value = parse_json(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Name the types of TensorFlow by their numbers, and what they are in PyTorch and numpy.
+"""Name the types of TensorFlow by their numbers, with those of PyTorch and numpy.
 
 Source: tensorflow/core/framework/types.proto.
 """
@@ -26,7 +26,7 @@ def torch_dtype(number: int, what: str) -> torch.dtype:
     """The type of that number; those of references are a hundred more.
 
     Raises:
-        NotImplementedError: tensors here have no such type.
+        NotImplementedError: PyTorch's tensors do not have the type.
     """
     number = number - 100 if number > 100 else number
     if number not in TORCH:

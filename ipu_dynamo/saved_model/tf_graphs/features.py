@@ -72,7 +72,7 @@ def _texts(constants: Mapping[str, Any], name: str) -> list[str]:
 
 
 def _default(constants: Mapping[str, Any], name: str) -> Tensor | None:
-    """The constant default of a feature; an empty one says that there is none."""
+    """The constant default of a feature; None if the graph has an empty one."""
     message = constants.get(name)
     for _ in range(_MOST_RESHAPES):
         if message is not None and message.op in ("Reshape", "Identity"):

@@ -2,9 +2,9 @@
 
 Before   out = call f(x);  f: y = MatMul(a, w); z = Identity(y); return z
 After    y = MatMul(x, w)
-Keeps    the order of data; names of nodes as they are in the innermost function. What passes its
-         argument on is no node, of branches whose predicate is known one is left, and what only
-         control edges reach is not walked to.
+Keeps    the order of data; names of nodes as they are in the innermost function. Nodes that only
+         return their argument are left out, and so are nodes that only control edges reach. Of
+         branches with a known predicate one is left.
 """
 
 from collections.abc import Iterator
@@ -182,7 +182,7 @@ class Flattening:
                 return scope, name, index
 
     def _predicate(self, scope: _Scope, switch: Any) -> bool | None:
-        """What decides a branch, where the graph says it; None where a call does."""
+        """The predicate of a branch, if the graph fixes it; None if a call decides."""
         key = scope, switch.name
         if key in self._deciding:
             raise ValueError(f"node {switch.name!r} depends on itself")

@@ -115,7 +115,7 @@ class GraphModule(nn.Module):
         self.register_buffer(attribute, value, persistent=node.op in VARIABLES)
 
     def _named(self, node: TfNode) -> AbstractContextManager[Any]:
-        """What notes the node's name at the operators that are recorded."""
+        """A block in which recorded operators get the node's name."""
         if not self.annotated:
             return nullcontext()
         return torch.fx.traceback.annotate({NAME: node.name})

@@ -28,8 +28,8 @@ class FlatSignature:
     """The nodes of a signature, with its placeholders and results.
 
     Attributes:
-        inputs: by key, each with what the signature says of it. Where the graph parses examples,
-            its features stand for the text that they are in.
+        inputs: by key, each with its entry in the signature. If the graph parses examples, their
+            features are the inputs, in place of the examples' text.
         defaults: of features that an example need not have.
     """
 
@@ -88,7 +88,7 @@ def _features(parsers: Sequence[TfNode]) -> tuple[_Features, dict[str, Tensor]]:
 
 
 def _fed(features: _Features, source: tuple[TfNode, int]) -> tuple[TfNode, int]:
-    """What an input reads, where features stand for a parser's results."""
+    """The source of an input, with features in place of a parser's results."""
     if source in features:
         return features[source][0], 0
     if FEATURES in source[0].attributes:
@@ -99,7 +99,7 @@ def _fed(features: _Features, source: tuple[TfNode, int]) -> tuple[TfNode, int]:
 def import_signature(
     folder: Path, graph: TfMetaGraph, signature: TfSignature
 ) -> tuple[ExportedProgram, SignatureEntry, dict[str, Tensor]]:
-    """The program of a signature, what an index says of it, and defaults of inputs.
+    """The program of a signature, its entry for an index, and defaults of inputs.
 
     Raises:
         NotImplementedError: an operator, type or form is not supported; all operators are listed.

@@ -133,7 +133,7 @@ def parse_message(name: str, content: bytes, source: str) -> Any:
     """A message of this name from its bytes.
 
     Raises:
-        ValueError: the bytes are no such message; `source` is named.
+        ValueError: the bytes are not a message of this kind; `source` is named.
         ImportError: protobuf is not installed.
     """
     message = _classes()[name]()

@@ -37,7 +37,7 @@ class TfSignature:
 
 @dataclass(frozen=True, slots=True)
 class TfMetaGraph:
-    """A graph with its functions, as messages, and what it offers."""
+    """A graph with its functions, as messages, and its signatures."""
 
     tags: frozenset[str]
     graph: Any

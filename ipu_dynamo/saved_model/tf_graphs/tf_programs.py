@@ -10,7 +10,7 @@ from ipu_dynamo.saved_model.tf_graphs.meta_graphs import TfMetaGraph, read_meta_
 
 
 class TfPrograms:
-    """What is in a folder that TensorFlow saved.
+    """The programs in a folder that TensorFlow saved.
 
     Raises:
         ValueError: it is damaged.

@@ -56,7 +56,7 @@ class VariableTable:
         """The value of a variable, whose sum is checked.
 
         Raises:
-            ValueError: the value, or what the table says of it, is damaged.
+            ValueError: the value, or its entry in the table, is damaged.
         """
         entry = self._entry(name)
         dtype = torch_dtype(entry.dtype, f"variable {name!r}")
@@ -165,7 +165,7 @@ class VariableTable:
         return self._content[offset : offset + size]
 
     def _pairs(self, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-        """The keys and values of a block, each key from what it shares with the one before."""
+        """The keys and values of a block; a key is stored as its difference from the previous."""
         block, where = self._block(offset, size), str(self._path)
         restarts = int.from_bytes(block[-4:], "little")
         end = len(block) - 4 - 4 * restarts

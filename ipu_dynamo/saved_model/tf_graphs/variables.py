@@ -1,4 +1,4 @@
-"""Find the values of a graph's variables in the files beside it."""
+"""Find the values of a graph's variables in the files next to it."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ class Variables:
         """The value of the variable that a node stands for.
 
         Raises:
-            ValueError: there is none, or two fit, or the files are damaged.
+            ValueError: no value or two values fit, or the files are damaged.
         """
         table = self._opened(node)
         name = variable_name(node)

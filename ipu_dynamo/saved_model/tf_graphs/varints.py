@@ -2,7 +2,7 @@
 
 
 def read_varint(content: bytes, at: int, source: str) -> tuple[int, int]:
-    """The integer at a position, and the position behind it.
+    """The integer at a position, and the position after it.
 
     Raises:
         ValueError: it does not end, or has more than 64 bits.

@@ -1,7 +1,7 @@
 """Tell which constants are copied to every IPU that reads them.
 
-A parameter has one owner: stages that read it are on one IPU. What a program only computes with,
-such as the epsilon that several layers share, is the same everywhere, and may be on several.
+A parameter has one owner: stages that read it are on one IPU. A constant of the computation, such
+as the epsilon that several layers share, never changes, so several IPUs may have it.
 """
 
 from torch import Tensor, fx

@@ -34,9 +34,9 @@ class Placement:
 class Draft:
     """A signature under conversion.
 
-    Invariant: every node but the output carries its canonical name, and a value in `meta["val"]`;
-    the graph is functional; its output is a tuple of the values of `outputs`, in this order;
-    its placeholders are those of `inputs` and then those of `tensors`, in this order.
+    Invariant: every node except the output has its canonical name, and a value in `meta["val"]`.
+    The graph is functional. Its output is a tuple of the values of `outputs`, in this order. Its
+    placeholders are those of `inputs` and then those of `tensors`, in this order.
 
     Attributes:
         module: holds the graph, and no tensors.
@@ -47,7 +47,7 @@ class Draft:
         defaults: of one row, of inputs that may be left out.
         method_name: as the index has it.
         source_names: all names that the source program had, before any pass.
-        placement: what the passes have decided.
+        placement: the passes' decisions.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ from ipu_dynamo.saved_model.conversion.drafts.specialize import specialize
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What one micro-batch of a program is.
+    """The size of a program's micro-batch.
 
     Attributes:
         size: rows, as they are written down.
@@ -38,8 +38,8 @@ class FixedProgram:
 
     Attributes:
         inputs, outputs: nodes by name.
-        tensors: what the program holds, by its placeholders.
-        nodes: those that stand for nodes of the draft.
+        tensors: parameters, buffers and constants by their placeholders.
+        nodes: by nodes of the draft, the nodes in their place.
     """
 
     graph: fx.Graph
@@ -59,7 +59,7 @@ def micro_batch_of(inputs: Mapping[str, Sequence[Any]], batch_size: int | None) 
 
     Args:
         inputs: sizes by name: numbers, or symbols where calls choose.
-        batch_size: what the user asks for.
+        batch_size: the user's option.
 
     Raises:
         ValueError: the inputs have another number of rows.

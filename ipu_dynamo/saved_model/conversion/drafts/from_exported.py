@@ -21,7 +21,7 @@ from ipu_dynamo.saved_model.exported.node_names import Kind, placeholder_names
 from ipu_dynamo.saved_model.exported.program_interface import user_inputs
 from ipu_dynamo.saved_model.signature import Signature
 
-# what a program's own types say already, and a conversion changes
+# checks of types: the values have these types anyway, and a conversion changes them
 _TYPE_CHECKS = (aten._assert_tensor_metadata.default,)
 
 

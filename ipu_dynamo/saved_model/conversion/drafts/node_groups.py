@@ -34,8 +34,8 @@ class NodeGroup:
         value: the node that gives its value; of several results the first.
         reads: names of the groups whose values it takes, without repetition.
         is_cast: a conversion has put it in; it is where its consumer is.
-        is_size: it gives no tensor but a size, or nothing, and takes what is known from the shapes
-            of the inputs: it is nowhere, and no edge.
+        is_size: its result is a size or nothing, and follows from the shapes of the inputs. It is
+            on no device, and no value crosses a border for it.
     """
 
     name: str
@@ -120,7 +120,7 @@ def _has_tensor(value: Any) -> bool:
 
 
 def depends_on_data(value: Any) -> bool:
-    """Whether a value is, or has in its shape, a size that only computing tells."""
+    """Whether a value is, or has in its shape, a size that is known only after computing."""
     if isinstance(value, tuple | list):
         return any(depends_on_data(part) for part in value)
     if isinstance(value, Tensor):

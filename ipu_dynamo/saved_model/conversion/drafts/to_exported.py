@@ -1,4 +1,4 @@
-"""Make an exported program of a draft, and what an index says of it."""
+"""Make an exported program of a draft, with the entries for an index."""
 
 import re
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _PART = re.compile(r"[A-Za-z0-9]\w{0,200}", re.ASCII)
 
 
 class Exported:
-    """A program with what an index says of it.
+    """A program with its entries for an index.
 
     Attributes:
         program: its inputs and outputs in the order of the draft.
@@ -94,7 +94,7 @@ def to_exported(draft: Draft) -> Exported:
 
 
 def _facts(placement: Placement, name: str) -> dict[str, Any]:
-    """What a node of the program notes of where it runs."""
+    """The notes in a node about its device, IPU and stage."""
     facts: dict[str, Any] = {DEVICE: placement.devices.get(name, HOST)}
     if name in placement.ipus:
         facts[IPU_NUMBER] = placement.ipus[name]

@@ -13,7 +13,7 @@ from ipu_dynamo.saved_model.exported.flat_program import FlatProgram, Watch
 
 
 class Bound:
-    """What runs a program whose nodes of IPUs are an executable.
+    """Runs a program whose nodes of IPUs are an executable.
 
     The file is read and compiled by the first run; nothing is compiled after it.
 
@@ -39,18 +39,18 @@ class Bound:
             return self._host.run(inputs, watch)
 
     def close(self) -> None:
-        """Free what was read and compiled."""
+        """Free the file's content and the compiled code."""
         if self._executable is not None:
             self._executable.close()
         self._executable = self._host = None
 
 
 def bind(program: ExportedProgram, folder: Path, executable: str) -> Bound:
-    """What runs a program.
+    """Make a runner of a program.
 
     Args:
         folder: where the program is.
-        executable: the path that its index says.
+        executable: the path in its index.
 
     Raises:
         ValueError: the program calls none, or several.

@@ -1,7 +1,7 @@
 """Compile a part of a program for the steps that a call runs.
 
-Compiling here checks everything and decides what the program is; what a machine runs of it is made
-where the file is loaded.
+Compiling here checks everything and decides the program. The code of a machine is made when the
+file is loaded there.
 """
 
 from dataclasses import dataclass, replace
@@ -47,7 +47,7 @@ def compile_part(
 
     Args:
         edges: of the draft.
-        options: what the core is told beside what follows from the program.
+        options: of the core, without those that follow from the program.
         batch_per_step: micro-batches of a step, for each stage of a pipeline.
 
     Raises:
@@ -114,6 +114,6 @@ def _on_one_ipu(placement: Placement) -> Placement:
 
 
 def _shown(error: Exception) -> str:
-    """What an error says of which node."""
+    """The message of an error, and the lines about its node."""
     lines = str(error).splitlines()
     return " ".join(line.strip() for line in lines[:1] + [x for x in lines if "from: " in x])

@@ -1,4 +1,4 @@
-"""Take the operators of IPUs out of a program: what is compiled, and what goes in and out.
+"""Take the operators of IPUs out of a program: the compiled part, its inputs and outputs.
 
 Before   host nodes, IPU nodes, host nodes
 After    a graph of the IPU nodes by itself, between a head and a tail of the host
@@ -27,7 +27,7 @@ from ipu_dynamo.saved_model.exported.node_names import Kind
 
 @dataclass(frozen=True, slots=True)
 class Border:
-    """The nodes of a graph whose values go into what is compiled, and come out of it, by name."""
+    """The nodes of a graph that are inputs and outputs of the compiled part, by name."""
 
     inputs: Mapping[str, fx.Node]
     outputs: Mapping[str, fx.Node]
@@ -35,13 +35,13 @@ class Border:
 
 @dataclass(frozen=True, slots=True)
 class CompiledPart:
-    """What is compiled.
+    """The compiled part of a program.
 
     Attributes:
         graph: takes the inputs and then the tensors, and returns the outputs as a tuple.
         inputs, outputs: values of one micro-batch by name.
-        tensors: what the graph holds, in the order of its placeholders; of a pipeline's small
-            constants a copy for each IPU that reads them.
+        tensors: of the graph, in the order of its placeholders; for a pipeline's small constants,
+            a copy for each IPU that reads them.
     """
 
     graph: fx.Graph
@@ -57,14 +57,14 @@ class CompiledPart:
 
 
 def border(draft: Draft) -> Border:
-    """What goes into the nodes of IPUs, and comes out of them, in the order of the graph.
+    """The inputs and outputs of the nodes of IPUs, in the order of the graph.
 
-    What only tells a size to them goes not: sizes are numbers there.
+    Values that these nodes read only for a size are no inputs: sizes are numbers there.
     """
     placement, needed = draft.placement, set(draft.outputs.values())
     nodes = list(draft.graph.nodes)
     inside = {node for node in nodes if is_inside(node, placement)}
-    for node in reversed(nodes):  # what the host computes behind the nodes of IPUs
+    for node in reversed(nodes):  # nodes of the host after those of IPUs
         if node in needed and node not in inside:
             needed |= set(node.all_input_nodes)
     goes_in = [
@@ -136,7 +136,7 @@ def compiled_part(program: FixedProgram, draft_edges: Border) -> CompiledPart:
 def _source(
     values: Mapping[fx.Node, fx.Node], own: Mapping[fx.Node, fx.Node | None], node: fx.Node
 ) -> fx.Node:
-    """What is read for `node`: what the reader's IPU has of its own, else the value."""
+    """The value that is read for `node`: the copy on the reader's IPU, else the value itself."""
     return own.get(node) or values[node]
 
 
@@ -155,8 +155,10 @@ def _placeholder(
 
 
 def _named(nodes: list[fx.Node], inputs: Mapping[fx.Node, str]) -> dict[str, fx.Node]:
-    """Nodes by name: inputs by the user's, others by their canonical ones; what would have a name
-    that another has, as further results of a node, has a number behind it."""
+    """Nodes by name: inputs by the user's names, others by their canonical ones.
+
+    A number makes a name unique, as that of a further result of a node.
+    """
     names: dict[str, fx.Node] = {inputs[node]: node for node in nodes if node in inputs}
     for node in nodes:
         if node in inputs:

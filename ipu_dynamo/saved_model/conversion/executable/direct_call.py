@@ -16,7 +16,7 @@ _MOST_SHAPES = 1024
 
 
 class DirectCall:
-    """What the graph of a program would do, if it is a call of its inputs.
+    """A call of the executable in place of a graph that consists of this call.
 
     Invariant: for shapes in `_checked` the results had the types that the program says.
 

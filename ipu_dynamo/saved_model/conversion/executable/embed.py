@@ -46,9 +46,9 @@ class Embedded:
     """A program that calls an executable.
 
     Attributes:
-        file: the executable, beside the place where the program will be.
+        file: the executable, next to the place where the program will be.
         digest: its checksum.
-        description: what is written beside it, but for the name that it gets.
+        description: of the file next to it, without the executable's final name.
         batch_size: rows of a micro-batch.
         batch_per_step: micro-batches of a step, for each stage of a pipeline.
     """

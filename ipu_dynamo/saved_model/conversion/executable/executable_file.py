@@ -1,4 +1,4 @@
-"""Write a compiled program into a file, and say beside it what it takes and gives.
+"""Write a compiled program into a file, and a description of its interface next to it.
 
 `application.ipu_exec` is a saved program of the core, with a list of the nodes that it was made of;
 `application.json` describes it for people and for servers.
@@ -25,7 +25,7 @@ from ipu_dynamo.whole_step.saving.save import contents
 KIND = "saved_model"  # which part of this package writes the file
 FORMAT, FORMAT_VERSION = "ipu_dynamo.executable", 1
 STEM, SUFFIX, DESCRIPTION = "application", ".ipu_exec", ".json"
-NODES = "nodes.json"  # member: what was compiled
+NODES = "nodes.json"  # member: the compiled nodes
 
 
 def write_program(path: Path, compiled: CompiledProgram) -> str:
@@ -57,7 +57,7 @@ def described(
     runtime_api_timeout_us: int,
     pipeline: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """What stands beside an executable, but for the name of the file.
+    """The description next to an executable, without the name of the file.
 
     Args:
         digest: its checksum.
@@ -105,7 +105,7 @@ def _specs(values: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _nodes(part: CompiledPart) -> list[dict[str, Any]]:
-    """What was compiled, as `show --nodes` lists nodes."""
+    """The compiled nodes, as `show --nodes` lists nodes."""
     result = []
     for group in part.groups():
         value = group.value.meta["val"]

@@ -31,7 +31,7 @@ _AGAIN = "convert the program again"
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a file says beside its program.
+    """The data of a file in addition to its program.
 
     Attributes:
         rows: a call has any number of rows; else it is one micro-batch.
@@ -125,7 +125,7 @@ class Executable:
 
 
 def check_file(path: Path, digest: str) -> None:
-    """Compare a file with its checksum, and the format beside it with those known here.
+    """Check a file's checksum, and that its description has a known format.
 
     Raises:
         RuntimeError: they do not fit.

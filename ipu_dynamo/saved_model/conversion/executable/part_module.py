@@ -15,7 +15,7 @@ from ipu_dynamo.saved_model.conversion.partitions.mark_blocks import mark_blocks
 
 
 def block_of_stage(stage: int) -> str:
-    """What the block of a stage is called."""
+    """The name of a stage's block."""
     return f"stage {stage}"
 
 
@@ -74,8 +74,10 @@ def _mark(graph: fx.Graph, part: CompiledPart, values: Mapping[fx.Node, fx.Node]
 
 
 def _stack(graph: fx.Graph, inputs: int) -> None:
-    """Take the dimension in front from the inputs where they are read, and put one in front of the
-    results where they are made: in the blocks of those operators."""
+    """Remove the first dimension of inputs where they are read, and add one to results.
+
+    Both are done in the blocks of the operators that read inputs or make results.
+    """
     for placeholder in list(graph.find_nodes(op="placeholder"))[:inputs]:
         for user in list(placeholder.users):
             with graph.inserting_before(user):
@@ -95,5 +97,5 @@ def _calls(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _line(index: int, node: fx.Node) -> str:
-    """What stands for the source line of an operator: its position and its canonical name."""
+    """The text in place of an operator's source line: its position and its canonical name."""
     return f'File "node", line {index}, in {name_of(node)}\n    {node.target}'

@@ -1,4 +1,4 @@
-"""Decide where the files of an executable go, and what a program calls it."""
+"""Decide the paths of an executable's files, and its name in the program."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Split a converted program into what the host computes and what IPUs do, and run it.
+"""Split a converted program into parts for the host and for IPUs, and run them.
 
 A partition takes and gives tensors alone: sizes are numbers by then.
 """

@@ -16,7 +16,7 @@ class Partition:
 
 
 def partitions(draft: Draft, *, merged: bool) -> tuple[Partition, ...]:
-    """Partitions in the order in which they run; each reads what is before it.
+    """Partitions in the order in which they run; each reads only earlier ones.
 
     Args:
         merged: the host's groups come first, and all IPUs' groups are one partition; no group of
@@ -36,17 +36,17 @@ def partitions(draft: Draft, *, merged: bool) -> tuple[Partition, ...]:
 
 
 def _turn(group: NodeGroup, draft: Draft) -> int:
-    """The host comes first, then IPUs, and then casts of what they give."""
+    """The order: first the host, then IPUs, and then casts of their results."""
     if draft.placement.on_ipu(group.name):
         return 1
     return 2 if any(map(draft.placement.on_ipu, group.reads)) else 0
 
 
 def check_head(draft: Draft, option: str) -> None:
-    """Raise ValueError if the host reads what an IPU computes.
+    """Raise ValueError if the host reads a result of an IPU.
 
     Args:
-        option: what asks that it does not.
+        option: the option that does not allow it.
     """
     if behind := host_behind_ipu(draft.groups(), draft):
         ipu, host = behind

@@ -58,7 +58,7 @@ class ConvertedProgram:
         return [by_position.get(position) for position in range(max(by_position, default=-1) + 1)]
 
     def close(self) -> None:
-        """Free what was compiled."""
+        """Free the compiled code."""
         self._ready.clear()
 
     def _run(self, inputs: Sequence[Tensor]) -> list[Tensor]:

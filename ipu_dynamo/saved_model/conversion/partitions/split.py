@@ -15,7 +15,7 @@ class PartitionModule(nn.Module):
     """The operators of a partition, with the tensors that they read.
 
     Args:
-        graph: takes what comes from other partitions, and the partition's own tensors.
+        graph: takes values of other partitions, and the partition's own tensors.
         tensors: those, by the position of the argument.
     """
 
@@ -78,7 +78,7 @@ def split(
     Args:
         graph: without sizes.
         inputs, tensors: its placeholders.
-        partitions: which operators are where; those that none names go with what they read.
+        partitions: the operators of each; others are in the partition of their last input.
     """
     number_of = {name: i for i, part in enumerate(partitions) for name in part.nodes}
     _sort(graph, number_of)

@@ -72,7 +72,7 @@ def give_as(node: fx.Node, dtype: torch.dtype) -> fx.Node:
 
 
 def take_as(node: fx.Node, source: fx.Node, dtype: torch.dtype) -> None:
-    """Put a cast between a node and what it reads, as part of the node's group."""
+    """Insert a cast between a node and one of its inputs, as part of the node's group."""
     value = with_dtype(source.meta["val"], dtype)
     with node.graph.inserting_before(node):
         cast_node = insert_call(
@@ -82,9 +82,9 @@ def take_as(node: fx.Node, source: fx.Node, dtype: torch.dtype) -> None:
 
 
 def evaluate_small(node: fx.Node) -> Any:
-    """What a node gives of its inputs' types, for the sizes of an example.
+    """Compute a node's result on fake inputs of its types, with the sizes of an example.
 
-    Sizes that calls choose would be compared, and fixed, by operators that ask for them.
+    Operators that read a size would compare, and so fix, the sizes that calls choose.
     """
     with FakeTensorMode() as mode:
 

@@ -95,10 +95,10 @@ def _insert_casts(
     wanted: torch.dtype,
     was_old: Mapping[fx.Node, bool],
 ) -> dict[fx.Node, fx.Node]:
-    """Casts of what a group reads in another type than it takes, placed where the group is."""
+    """Insert casts of inputs whose type differs from that of the group, on the group's device."""
     casts: dict[fx.Node, fx.Node] = {}
     placement = draft.placement
-    # a node that gives another type now has a cast behind it, which the group reads since then
+    # a node whose type has changed is followed by a cast, which the group reads since then
     for index, source in enumerate(external_inputs(group)):
         if not was_old.get(sources[index], False) or dtype_of(source) == wanted:
             continue

@@ -24,7 +24,7 @@ def insert_call(
 
     Args:
         name: its canonical name.
-        value: what it gives, for `meta["val"]`.
+        value: its result, for `meta["val"]`.
     """
     node = graph.call_function(target, args, kwargs)
     set_name(node, name, cast=cast)

@@ -123,7 +123,7 @@ def _out_of_range(node: fx.Node, value: object) -> ValueError:
 
 
 def apply(draft: Draft, narrowing: Narrowing) -> None:
-    """Put casts at the borders, and narrow what is on IPUs."""
+    """Insert casts at the borders, and narrow the operators on IPUs."""
     groups = draft.groups()
     on_ipu = {group.name for group in groups if draft.placement.on_ipu(group.name)}
     added: list[str] = []
@@ -194,7 +194,7 @@ def _widen_exits(draft: Draft, narrowing: Narrowing, added: list[str]) -> None:
 
 
 def _narrow_value(node: fx.Node) -> fx.Node:
-    """The node that gives a value now: the cast behind it, if it gives 64 bits itself."""
+    """The node with the narrow value: itself, or if it gives 64 bits, the cast after it."""
     if dtype_of(node) == _NEW:
         return node
     return next(user for user in node.users if dtype_of(user) == _NEW and _is_same(user, node))

@@ -1,8 +1,8 @@
 """Put every operator on the IPU that no expression excludes.
 
 Before   a draft without a placement
-After    a device for each group of operators; sizes are nowhere; on the host is what takes or gives
-         numbers that data tell, since what goes to an IPU are tensors
+After    a device for each group of operators, and none for sizes. Operators with numbers that
+         depend on data are on the host, since only tensors are sent to an IPU
 Keeps    the graph.
 Source   IPU TensorFlow Addons, "IPU SavedModel CLI": excluded_nodes, no_ipu_placement.
 """

@@ -1,8 +1,8 @@
-"""Delete what the host computes in front of the IPUs; its results become inputs.
+"""Delete the host's operators before those of IPUs; their results become inputs.
 
 Before   input %x; %h = aten.embedding(%w, %x)  on the host; %y = aten.relu(%h)  on an IPU
 After    input "embedding" %h; %y = aten.relu(%h)
-Keeps    values of results for inputs that are what the host would have computed.
+Keeps    values of results, if the new inputs have the values that the host would have computed.
 Source   IPU TensorFlow Addons, "IPU SavedModel CLI": remove_excluded_nodes.
 """
 
@@ -25,7 +25,7 @@ def plan(draft: Draft) -> Mapping[str, fx.Node]:
     """The host's values that IPUs or results need, by their names as inputs.
 
     Raises:
-        ValueError: the host reads what an IPU computes.
+        ValueError: the host reads a result of an IPU.
     """
     check_head(draft, "remove_excluded_nodes")
     groups = draft.groups()
@@ -51,12 +51,12 @@ def _input_name(node: fx.Node, taken: set[str]) -> str:
 
 
 def _is_inner(user: fx.Node, owner: Mapping[fx.Node, Any], host: set[str]) -> bool:
-    """Whether a reader goes with the host's part, or needs no more than a shape."""
+    """Whether a reader belongs to the host's part, or needs only a shape."""
     return user.op != "output" and (name_of(user) in host or owner[user].is_size)
 
 
 def apply(draft: Draft, edges: Mapping[str, fx.Node]) -> None:
-    """Replace the host's values by inputs, and take out what nothing needs then."""
+    """Replace the host's values by inputs, and remove nodes that nothing reads then."""
     graph, devices = draft.graph, draft.placement.devices
     sizes = [node for group in draft.groups() if group.is_size for node in group.nodes]
     for name, node in edges.items():
@@ -78,7 +78,7 @@ def apply(draft: Draft, edges: Mapping[str, fx.Node]) -> None:
 
 
 def _make_input(draft: Draft, name: str, node: fx.Node) -> None:
-    """Let an input stand for what a node gives."""
+    """Replace the value of a node by an input."""
     with draft.graph.inserting_before(next(iter(draft.graph.nodes))):
         placeholder = draft.graph.placeholder(f"{node.name}_input")
     placeholder.meta = {"val": node.meta["val"], KIND: Kind.INPUT}

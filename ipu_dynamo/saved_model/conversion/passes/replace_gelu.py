@@ -45,7 +45,7 @@ class Gelu:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """GELUs, and the groups that go."""
+    """GELUs, and the groups to remove."""
 
     gelus: tuple[Gelu, ...]
     removed: tuple[NodeGroup, ...]
@@ -55,7 +55,7 @@ def plan(draft: Draft, config: GeluReplacement) -> Plan | None:
     """Decide which nodes are replaced; None if no node is the input of a GELU.
 
     Raises:
-        ValueError: what reads the nodes, or what they read, is not what the expressions say.
+        ValueError: a reader of the nodes, or one of their inputs, does not match its expression.
     """
     groups = draft.groups()
     inner = {g.name: g for g in groups if g.is_matched and matches(g.name, config.nodes)}
@@ -100,7 +100,7 @@ class _Chains:
         self.owner = owners(groups)
 
     def gelu(self, reader: NodeGroup, value: fx.Node) -> Gelu:
-        """The GELU behind what a group reads.
+        """The GELU that computes an input of a group.
 
         Raises:
             ValueError: the chain starts nowhere, at several places, or computes something else.

@@ -1,8 +1,8 @@
-"""Replace operators that write an argument by those that return what they would have written.
+"""Replace operators that write an argument by those that return the new value.
 
 Before   %y = aten.relu_(%x); ... = f(%x)
 After    %y = aten.relu(%x);  ... = f(%y)
-Keeps    values, names, order. What writes a view, a parameter or an input is refused.
+Keeps    values, names, order. An operator that writes a view, a parameter or an input is refused.
 Source   torch.export keeps `inplace=True` of modules as it is written.
 """
 
@@ -28,10 +28,10 @@ class Write:
 
 
 def plan(graph: fx.Graph) -> tuple[Write, ...]:
-    """Find what writes an argument.
+    """Find the operators that write an argument.
 
     Raises:
-        NotImplementedError: what is written has views, or is no result of an operator.
+        NotImplementedError: a written tensor has views, or is not the result of an operator.
     """
     writes = []
     for node in graph.nodes:
@@ -50,7 +50,7 @@ def plan(graph: fx.Graph) -> tuple[Write, ...]:
 
 
 def apply(graph: fx.Graph, write: Write) -> None:
-    """Replace one operator; whoever reads what it wrote afterwards reads its result."""
+    """Replace one operator; later readers of the written tensor read its result."""
     order = {node: index for index, node in enumerate(graph.nodes)}
     write.node.target = write.target
     write.node.meta["val"] = evaluate(write.node)

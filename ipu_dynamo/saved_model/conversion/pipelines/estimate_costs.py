@@ -1,4 +1,4 @@
-"""Estimate what the nodes of a program cost on an IPU, until there is a machine model.
+"""Estimate the costs of a program's nodes on an IPU, until there is a machine model.
 
 Source: `cost_constants.py`; floating-point operations of products and convolutions are counted by
 `torch.utils.flop_counter`, of all else there is one for each element of the result.

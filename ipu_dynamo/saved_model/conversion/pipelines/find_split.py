@@ -32,7 +32,7 @@ def find_split(costs: Sequence[Cost], groups: int) -> list[tuple[int, ...]]:
 
 
 def first_split(costs: Sequence[Cost], groups: int) -> tuple[int, ...] | None:
-    """The first of `find_split`, without the others; None: there is none."""
+    """The first result of `find_split`, without the others; None if it has no result."""
     row = _Row(costs, groups)
     if len(costs) < groups:
         return None

@@ -1,8 +1,7 @@
-"""List the nodes of a program that stages are given for, and where the others go.
+"""List the nodes of a program that get a stage, and derive the stages of the others.
 
-Nodes of stages are of kind OP, on an IPU, and no casts; the work list of a search leaves out
-identities. An identity runs behind what it reads, a cast that a conversion put in before its
-reader.
+Nodes of stages are of kind OP, on an IPU, and not casts. The work list of a search leaves out
+identities. An identity runs after its input; a cast of the conversion runs before its reader.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -58,10 +57,10 @@ def work_list(
     cycles: Mapping[fx.Node, int],
     seconds: Mapping[str, float] | None,
 ) -> list[WorkNode]:
-    """Every node of stages with what it costs, in the order of data; also identities.
+    """Every node of stages with its cost, in the order of data; also identities.
 
-    What a cast costs is with the first node that reads it, and so are the bytes of a parameter. A
-    constant that is copied counts for every node that reads it, as each may be on another IPU.
+    The first node that reads a cast or a parameter also has the cast's cost or the parameter's
+    bytes. A copied constant counts for every node that reads it, as each may be on another IPU.
 
     Args:
         cycles: of every operator.
@@ -93,7 +92,7 @@ def work_list(
 
 
 def first_readers(stages: StageNodes) -> dict[str, str]:
-    """The node of stages that each cast goes with: what reads it, else what it reads."""
+    """The node of stages that has each cast's cost: the cast's first reader, else its input."""
     names = set(stages.names)
     readers: dict[str, str] = {}
     for group in stages.groups:
@@ -120,7 +119,7 @@ def with_casts(program: FixedProgram, found: Mapping[str, int]) -> dict[str, int
     nodes = stage_nodes(program)
     reader = first_readers(nodes)
     stages = {**found, **{cast.name: found[reader[cast.name]] for cast in nodes.casts}}
-    for cast in nodes.casts:  # all its readers have to come behind it
+    for cast in nodes.casts:  # a cast runs before all its readers
         users = [stages[g.name] for g in nodes.groups if cast.name in g.reads]
         stages[cast.name] = min(users, default=stages[cast.name])
     return stages
@@ -159,7 +158,7 @@ def check_searchable(groups: Sequence[NodeGroup]) -> None:
 
 
 def _result_bytes(group: NodeGroup) -> int:
-    """Bytes of what a group gives to others."""
+    """Bytes of a group's results that others read."""
     members = set(group.nodes)
     given = [n for n in group.nodes if n is group.value or set(n.users) - members]
     return sum(tensor_bytes(node.meta["val"]) for node in given if not _is_tuple(node))

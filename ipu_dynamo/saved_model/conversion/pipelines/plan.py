@@ -1,4 +1,4 @@
-"""Decide the stages of a converted program, and what is written of them.
+"""Decide the stages of a converted program, and write the files about them.
 
 `auto` searches, `manual` matches expressions, `load` reads a solution file. Nothing is written
 here.
@@ -48,15 +48,15 @@ MEASURED = "costs: measured on this computer"
 
 @dataclass(frozen=True, slots=True)
 class PipelinePlan:
-    """Stages, and what is written of them.
+    """Stages, and the files about them.
 
     Attributes:
         placement: of the draft, with stages and their IPUs.
-        num_ipus: that there are to be.
+        num_ipus: the number of IPUs that the program needs.
         solution: the stage of every node of stages.
         files: content by absolute path: the solution file, profiles.
         file_options: the key of the configuration that each path comes from.
-        message: says where costs come from.
+        message: the source of the costs, for the user.
         warnings: for the user.
         measured: stages were searched by costs that another run may measure otherwise.
     """
@@ -81,13 +81,13 @@ def plan_pipeline(
     """The stages that `pipeline_cfg` asks for.
 
     Args:
-        draft: behind all passes.
+        draft: after all passes.
         memory_per_ipu: bytes; None: those of an IPU.
-        solution: stages that an earlier conversion has found, as its file of options has them:
-            nothing is searched or measured then.
+        solution: stages of an earlier conversion, from its file of options. Nothing is searched or
+            measured then.
 
     Raises:
-        ValueError: there are no such stages.
+        ValueError: no stages meet the requirements.
     """
     shapes = {name: tuple(node.meta["val"].shape) for name, node in draft.inputs.items()}
     program = fix_rows(draft, micro_batch_of(shapes, options.batch_size))

@@ -17,7 +17,7 @@ Sizes = tuple[int, ...]  # nodes of each stage
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a search may use.
+    """The limits of a search.
 
     Attributes:
         priority: `cycle` or `memory`, whichever is balanced.
@@ -48,8 +48,8 @@ class Search:
     """A search over numbers of IPUs.
 
     Args:
-        watch: is told the number of stages, whether they are being tuned, and their sizes, each
-            time when stages are looked at.
+        watch: called for each candidate, with the number of stages, whether they are being tuned,
+            and their sizes.
     """
 
     nodes: Sequence[WorkNode]
@@ -119,7 +119,7 @@ def quantities(limits: Limits) -> list[int]:
     """The numbers of IPUs to try, ascending: powers of two from 2 on.
 
     Raises:
-        ValueError: there is none in the limits.
+        ValueError: the limits include no power of two.
     """
     low, high = limits.min_ipu_quantity, limits.max_ipu_quantity
     numbers = [2**power for power in range(1, 65) if max(2, low) <= 2**power <= high]
@@ -141,7 +141,7 @@ def tuned(nodes: Sequence[WorkNode], sizes: Sizes, memory: Sequence[IpuMemory]) 
     """Stages after each overfull one has given nodes to a neighbour, from left to right.
 
     Args:
-        memory: of the stages as they are; what a stage gives is measured by it.
+        memory: of the stages before; it decides how many nodes a stage gives away.
     """
     new = list(sizes)
     for stage, ipu in enumerate(memory):

@@ -52,7 +52,7 @@ def read_solution(
         num_ipus: that there are.
 
     Raises:
-        ValueError: a key or name is unknown or missing, or a value is none.
+        ValueError: a key or name is unknown or missing, or a value is invalid.
     """
     if not isinstance(value, Mapping):
         raise ValueError(f"{what}: a solution is an object, not a {type(value).__name__}")

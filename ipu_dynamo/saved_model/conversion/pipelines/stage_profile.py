@@ -1,4 +1,4 @@
-"""Write down what the stages of a pipeline cost and take, as `profile.json`."""
+"""Write the costs and the memory of a pipeline's stages, as `profile.json`."""
 
 import json
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class StageProfile:
         )
 
     def step_cost(self) -> float:
-        """What a step costs: the slowest stage as often as there are pipeline cycles."""
+        """The cost of a step: that of the slowest stage times the number of pipeline cycles."""
         stages: list[float] = [0] * len(self.solution.device_mapping)
         for node in self.nodes:
             stages[self.solution.pipeline_mapping[node.name]] += self._cost(node)

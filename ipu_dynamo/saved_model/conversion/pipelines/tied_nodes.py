@@ -31,7 +31,7 @@ class Block:
     parameters: tuple[str, ...] = ()
 
     def joined(self) -> WorkNode:
-        """The block as a node: it costs what its nodes do, and takes what a stage of them takes."""
+        """The block as one node, with the cost of its nodes and the memory of a stage of them."""
         return WorkNode(
             self.nodes[0].name,
             sum(node.cycles for node in self.nodes),
@@ -85,7 +85,7 @@ def why_tied(tied: Sequence[Block]) -> str:
 
 def _spans(program: FixedProgram, work: Sequence[WorkNode]) -> list[Span]:
     """For every shared parameter the places of its first and last reader."""
-    # a stage grows with the place, so what follows from stages follows from places alike
+    # stages grow with places, so rules for stages give the same result on places
     places = {node.name: place for place, node in enumerate(work)}
     places = with_casts(program, with_all_nodes(program, places))
     spans = []

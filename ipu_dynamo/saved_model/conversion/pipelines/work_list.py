@@ -1,4 +1,4 @@
-"""Hold what a search for stages knows of a program: its nodes in order, with costs and bytes."""
+"""Hold a program as a search for stages sees it: its nodes in order, with costs and bytes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ class WorkNode:
 
     Attributes:
         name: the canonical one.
-        cycles: what it costs; of measured nodes their seconds at the clock of an IPU.
+        cycles: its cost; of measured nodes their seconds at the clock of an IPU.
         always_live_bytes: of the parameters that it is the first to read.
         transient_bytes: of its results.
         seconds: as measured; None where cycles are estimated.
@@ -24,7 +24,7 @@ class WorkNode:
 
     @property
     def nbytes(self) -> int:
-        """What it takes in all: what is balanced and moved between stages."""
+        """All its bytes, which a search balances and moves between stages."""
         return self.always_live_bytes + self.transient_bytes
 
 
@@ -41,7 +41,7 @@ class IpuMemory:
 
 
 def memory_of(nodes: Iterable[WorkNode], memory_per_ipu: int) -> IpuMemory:
-    """What nodes on one IPU take: what always lives, and the largest of what comes and goes."""
+    """The memory of nodes on one IPU: all that always lives, and the largest transient bytes."""
     nodes = list(nodes)
     used = sum(node.always_live_bytes for node in nodes)
     used += max((node.transient_bytes for node in nodes), default=0)

@@ -1,4 +1,4 @@
-"""Check what a conversion is told, alone and together, before any work.
+"""Check the options of a conversion, alone and together, before any work.
 
-Values are frozen here; nothing of a program is known.
+Values are frozen here, and do not depend on a program.
 """

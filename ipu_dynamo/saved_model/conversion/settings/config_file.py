@@ -14,16 +14,16 @@ from ipu_dynamo.saved_model.conversion.settings.options import (
 from ipu_dynamo.saved_model.files.json_values import parse_json
 
 _LARGEST = 1 << 26
-_IGNORED = ("md5sum", "sha256")  # of what an earlier conversion wrote
+_IGNORED = ("md5sum", "sha256")  # checksums in files that an earlier conversion wrote
 SOLUTION = "solution"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a conversion is asked for.
+    """The options of a conversion.
 
     Attributes:
-        solution: what a file says under that key: stages that an earlier conversion has found.
+        solution: the file's entry of that key: stages that an earlier conversion has found.
     """
 
     options: ConversionOptions = field(default_factory=ConversionOptions)

@@ -19,7 +19,7 @@ _LARGEST = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class IpuSettings:
-    """What a machine is told before a converted program runs.
+    """The settings of a machine for a converted program.
 
     Attributes:
         num_ipus: how many IPUs there are.
@@ -38,7 +38,7 @@ class IpuSettings:
         return asdict(self)
 
     def core_options(self) -> Options:
-        """What the core is told of a partition."""
+        """The core's options for a partition."""
         return Options.read(
             {
                 "partials": self.matmul_partial_type,

@@ -27,7 +27,7 @@ _EXECUTABLE = ("embedded_runtime_exec_cachedir", "runtime_api_timeout_us")
 
 @dataclass(frozen=True, slots=True)
 class GeluReplacement:
-    """Expressions of the nodes that compute GELUs, of what they read, and of what reads them."""
+    """Expressions of the nodes that compute GELUs, of their inputs, and of their readers."""
 
     nodes: tuple[str, ...]
     node_as_gelu_input: tuple[str, ...]
@@ -50,10 +50,10 @@ class ExecutableConfig:
 
 @dataclass(frozen=True, slots=True)
 class ConversionOptions:
-    """What a conversion is told; `read_options` makes one of what users give.
+    """The options of a conversion; `read_options` makes them from the user's values.
 
     Attributes:
-        batch_size: the micro-batch; None is what the program says, or 1.
+        batch_size: the micro-batch; None: the program's own, or 1.
         pipeline_cfg, embedded_runtime_save_config: None without a pipeline, without an executable.
     """
 
@@ -77,7 +77,7 @@ class ConversionOptions:
     embedded_runtime_save_config: ExecutableConfig | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """What a configuration file would hold."""
+        """The content of a configuration file."""
         return {field.name: _json(getattr(self, field.name)) for field in fields(self)}
 
 

@@ -34,7 +34,8 @@ class PipelineConfig:
     """How stages are found, with the defaults of its converter.
 
     Attributes:
-        converter: `auto`, `load` or `manual`; what follows `profiling_root_dir` is of some only.
+        converter: `auto`, `load` or `manual`; each uses only some of the fields after
+            `profiling_root_dir`.
         ipu_model: costs are the machine model's, or its estimate; else they are measured here.
         manual_pipeline_config: expressions of each stage.
         device_info: the IPU of each stage.

@@ -31,7 +31,7 @@ def _spatial(call: Call, name: str) -> list[int]:
 
 
 def _pads(call: Call, sizes: Any, kernel: Any, strides: list[int], dilations: list[int]) -> Pads:
-    """What is added before and behind height and width."""
+    """The padding before and after height and width."""
     kind = call.attr("padding")
     if kind == "VALID":
         return [(0, 0), (0, 0)]

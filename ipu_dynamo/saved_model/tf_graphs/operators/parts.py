@@ -31,7 +31,7 @@ def strided_slice(call: Call) -> Any:
 
 
 def _item(index: int, begin: Any, end: Any, step: Any, masked: dict[str, bool]) -> Any:
-    """What stands at one place between brackets."""
+    """The index of one dimension, as between brackets in Python."""
     if masked["ellipsis"]:
         return Ellipsis
     if masked["new_axis"]:

@@ -1,4 +1,4 @@
-"""Compute products of matrices, and what is added to them."""
+"""Compute products of matrices, with addends."""
 
 import torch
 from torch import Tensor

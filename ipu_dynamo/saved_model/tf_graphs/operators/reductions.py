@@ -1,4 +1,4 @@
-"""Reduce dimensions, and order what is along them."""
+"""Reduce dimensions, and sort elements along them."""
 
 from collections.abc import Callable
 from typing import Any

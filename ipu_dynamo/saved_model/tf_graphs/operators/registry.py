@@ -20,7 +20,7 @@ class HostInts:
 
     Attributes:
         values: an int or SymInt, or a list of these.
-        dtype: what a tensor of them would have.
+        dtype: that of a tensor of them.
         constant: makes the tensor, where the graph has it as a constant.
     """
 

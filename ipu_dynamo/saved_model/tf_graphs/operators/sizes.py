@@ -21,7 +21,7 @@ def axis_of(axis: int, rank: int, name: str) -> int:
     """An axis counted from the front.
 
     Raises:
-        ValueError: there is no such axis; the node is named.
+        ValueError: the axis does not exist; the node is named.
     """
     if not -rank <= axis < rank:
         raise ValueError(f"node {name!r} has axis {axis} of {rank}")
