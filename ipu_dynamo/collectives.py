@@ -60,7 +60,7 @@ def all_reduce_gradient(x: Tensor, *, groups: ReplicaGroups | None = None) -> Te
 
 
 def all_to_all(x: Tensor, *, groups: ReplicaGroups | None = None) -> Tensor:
-    """Give replica r of a group the r-th part of each replica's tensor, one behind the other.
+    """Give replica r of a group the r-th parts of all replicas' tensors, concatenated.
 
     The gradient is the same exchange of gradients.
 

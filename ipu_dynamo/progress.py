@@ -155,6 +155,6 @@ def code_comes_from(origin: str) -> None:
 
 
 def begin(what: str, number: int = 0, count: int = 0) -> None:
-    """Say what the job that runs in this thread, if there is one, does from now on."""
+    """Note the next step of the job that runs in this thread, if there is one."""
     if (current := _current.get()) is not None:
         current.turn_to(Doing(what, number, count))

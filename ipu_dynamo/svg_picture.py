@@ -6,7 +6,7 @@ from html import escape
 
 # of a light page
 GROUND, TEXT, QUIET, IDLE = "#ffffff", "#1c2330", "#5b6472", "#e4e4e4"
-# what these are on dark pages
+# the same colours on dark pages
 ON_DARK = {GROUND: "#14171c", TEXT: "#e4e7ec", QUIET: "#9aa3b0", IDLE: "#343a44"}
 # of text in boxes, whose colours are the same on all pages
 ON_LIGHT_BOX, ON_DARK_BOX = "#111", "#fff"
@@ -80,5 +80,5 @@ def text(
 
 
 def titled(title: str, parts: Iterable[str]) -> str:
-    """Parts that show a title when somebody points at them."""
+    """Parts that show a title under the mouse pointer."""
     return f"<g><title>{escape(title)}</title>{''.join(parts)}</g>"

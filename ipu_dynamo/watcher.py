@@ -148,7 +148,7 @@ class Watcher:
                         self._bar.close()
 
     def _look(self) -> None:
-        """Show what is done now, if it is time."""
+        """Show the current step, if it is time."""
         time = self.clock()
         seconds, since, doing = time - self._begun, time - self._last, self._now
         kind = "" if doing is None else doing.what

@@ -99,7 +99,7 @@ def bisect(
     options: Options | dict[str, Any] | None = None,
     repro: str | Path = REPRO,
 ) -> Difference | None:
-    """Run a model's program beside eager PyTorch, and find the first operator that differs.
+    """Compare a model's program with eager PyTorch, and find the first operator that differs.
 
     The model is traced. Eager PyTorch computes the graph after each pass, operator by operator, and
     the values are compared with those before the pass. Then the program runs call by call on the
@@ -180,7 +180,7 @@ class _Search:
         assert isinstance(self.watcher.last, Joint), "parts are cut out of a joint graph"
         self.joint = self.watcher.last
         host = run_host_passes(program, host_passes(options), manager)
-        self.program: Program = host.inlined  # what runs: its functions write
+        self.program: Program = host.inlined  # the program that runs: its functions write
         tensors = traced.report.tensors  # of streams of random numbers, if passes have made any
         self.given |= {name: tensor for name, tensor in tensors.items() if is_made(name)}
         if self.joint.loss_scale is not None:
@@ -286,7 +286,7 @@ class _Search:
         )
 
     def _instruction(self, node: fx.Node, snapshot: Snapshot) -> str:
-        """The call that runs what `node` became."""
+        """The call of the final program that runs `node`, as passes have rewritten it."""
         (name,) = (name for name, copy in snapshot.by_name.items() if copy is node)
         final = self.joint.graph.graph.nodes
         if snapshot.differentiated:

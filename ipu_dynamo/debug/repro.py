@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-_EMBEDDED_NBYTES = 2**20  # larger tensors go into a file beside the program
+_EMBEDDED_NBYTES = 2**20  # larger tensors are written to a file next to the program
 _TEMPLATE = '''"""Show a difference that ipu_dynamo.bisect found: {title}
 
 {text}

@@ -110,7 +110,7 @@ def repro_of_engine(
 
 
 def repro_of_call(wrong: WrongCall) -> Repro | None:
-    """The function as it was cut out, beside the value that the whole graph gives."""
+    """The function as it was cut out, and the value in the whole graph."""
     node = result_node(wrong.function, wrong.call, wrong.name)
     if node is None:
         return None

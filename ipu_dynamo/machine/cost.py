@@ -1,4 +1,4 @@
-"""Say what an operator costs on an IPU: cycles in columns, memory, bounds, and how sure that is."""
+"""Define the cost of an operator on an IPU: cycles in columns, memory, bounds, and marks."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -86,10 +86,10 @@ class Cost:
     """The cost of an operator. Columns are cycles of an IPU; their sum is `cycles`.
 
     Args:
-        overhead: barriers, and what every operator costs besides its work.
+        overhead: barriers, and the fixed cost of every operator.
         marks: of each column that has cycles.
         plan: of a product.
-        temporary: bytes on a tile while it runs, besides its operands and results.
+        temporary: bytes on a tile while it runs, without its operands and results.
         flops: of products.
         exchanges: bytes that a tile receives, for each operand that moves.
         in_place: the first operand's memory becomes that of the result.

@@ -1,4 +1,4 @@
-"""Lay what IPUs do in a step on a timeline, in sections of which one may repeat."""
+"""Lay the work of IPUs in a step on a timeline, in sections of which one may repeat."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence

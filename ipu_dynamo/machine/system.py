@@ -12,7 +12,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """IPUs with what connects them.
+    """IPUs with the links between them.
 
     IPU i of replica r has the number `r * num_ipus + i`. Consecutive numbers share a machine, and
     consecutive machines a rack.
@@ -22,14 +22,14 @@ class System:
         machine_ipus, rack_ipus: IPUs of a machine, and of a rack.
         link: bytes a second from one IPU to another of the machine, each way.
         machine_link: the same between machines.
-        link_seconds: of each copy, besides.
+        link_seconds: the fixed time of each copy.
         host: bytes a second from or to the host, for each replica.
         host_sync: seconds of a barrier with the host.
         remote: bytes a second of an IPU from or to streaming memory.
-        remote_seconds: of each chunk of at most `remote_chunk` bytes, besides.
+        remote_seconds: the fixed time of each chunk of at most `remote_chunk` bytes.
         collective: bytes a second of an IPU when replicas sum.
         update_seconds: the host's part of each update.
-        racks_seconds: the same, besides, where replicas are in several racks.
+        racks_seconds: the host's additional part if replicas are in several racks.
     """
 
     name: str

@@ -122,7 +122,7 @@ def _period(runs: Sequence[_Run], passes: int, count: int, total: int) -> tuple[
         steps = [_step(starts[m], starts[m + stride]) for m in range(count - stride)]
         first = 0
         for step, of in groupby(steps):
-            last = first + len([*of]) + stride - 1  # its start is a step behind another one's
+            last = first + len([*of]) + stride - 1  # its start is a step after another one's
             if step:
                 begin, end = max(starts[first]), min(starts[last])
                 times = (end - begin) // step

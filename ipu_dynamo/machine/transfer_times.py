@@ -1,4 +1,4 @@
-"""Time what instructions move: to and from the host, streaming memory, other IPUs and replicas.
+"""Price transfers: with the host, streaming memory, other IPUs and replicas.
 
 An IPU's copies of one pipeline cycle take place at once, so copies are timed together.
 """

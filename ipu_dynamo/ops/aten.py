@@ -5,7 +5,7 @@
     aten.mm.packet          all overloads, as torch.ops.aten.mm
 
 Passes have tables of operators, which are made at import. A new PyTorch may rename or drop one:
-then its entry is never looked up, and an error names the operator where somebody calls it.
+then its entry is never looked up, and a call of the operator raises an error with its name.
 """
 
 from typing import Any, NoReturn

@@ -63,7 +63,7 @@ def bodies_of(node: fx.Node) -> tuple[Body, ...]:
 
 
 def all_bodies(graph: fx.Graph) -> Iterator[Body]:
-    """The bodies that a graph's nodes run, each behind those that it runs itself."""
+    """The bodies that a graph's nodes run, each after those that it runs itself."""
     for node in graph.nodes:
         for body in bodies_of(node):
             yield from all_bodies(body.graph.graph)

@@ -46,7 +46,7 @@ _NAMES: dict[object, tuple[int, int]] = {
     branch_op: (2, 4),
 }
 CONTROL_FLOW = frozenset(_NAMES)
-FLOW = "ipu.flow"  # key of the meta of `control_flow_op`: what its handle stands for
+FLOW = "ipu.flow"  # key of the meta of `control_flow_op`: the loop or branch of its handle
 
 
 class Flow(Protocol):
@@ -63,7 +63,7 @@ _handles = itertools.count()
 
 
 def register_flow(flow: Flow) -> int:
-    """Make a loop or branch known by a handle, for as long as somebody keeps it."""
+    """Make a loop or branch known by a handle, as long as it is referenced."""
     handle = next(_handles)
     _flows[handle] = flow
     return handle

@@ -41,7 +41,7 @@ def mix(value: np.ndarray | np.uint64) -> np.ndarray:
 
 
 def mixed_key(numbers: Sequence[int]) -> tuple[int, int]:
-    """Two int32 words that hang on all bits of all of some 64-bit integers, and on their order."""
+    """Mix 64-bit integers to two int32 words, which depend on all bits and on their order."""
     with np.errstate(over="ignore"):
         key = mix(np.uint64(len(numbers)))
         for number in numbers:

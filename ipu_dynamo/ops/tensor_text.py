@@ -24,7 +24,7 @@ class TensorFormat:
     Args:
         summarise_threshold: of tensors with more elements only the edges are written; 0: never.
         edge_items: how many elements, or rows, from both ends of each dimension are an edge.
-        max_line_width: characters after which a row is broken behind a separator; 0: never.
+        max_line_width: characters after which a row is broken after a separator; 0: never.
         digits: significant digits of the largest number; all others have as many decimals.
         float_format: `fixed` point; `scientific` notation; `auto` is fixed point where that is
             short and shows a digit of every number, else scientific; `none` writes each number for

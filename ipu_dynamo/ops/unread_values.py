@@ -1,4 +1,4 @@
-"""Compute without reading values what PyTorch's own code decides by them while it is traced.
+"""Replace PyTorch's own code that reads values in a trace by code that does not.
 
 `cov` and `corrcoef` look whether weights are negative and whether the divisor is positive;
 `combinations` selects by a mask that only sizes decide. While tensors have no values, PyTorch calls

@@ -16,8 +16,8 @@ class Anchor:
     """A value inside a program that comes to the host.
 
     Args:
-        name: what `CompiledModel.value_names` calls it: a parameter or buffer, an input, the result
-            of an operator (`fc1/MatMul:0`), a state of the optimiser (`fc1.weight.exp_avg`), or
+        name: one of `CompiledModel.value_names`: a parameter or buffer, an input, the result of an
+            operator (`fc1/MatMul:0`), a state of the optimiser (`fc1.weight.exp_avg`), or
             `loss_scale`.
         of: the `value` itself; a micro-batch's `gradient` with respect to it, of the scaled loss;
             or the result of the step's `update` of a parameter.

@@ -134,7 +134,7 @@ class Options:
         loss_scale_is_variable: `CompiledModel.set_loss_scale` may change it without compiling
             again, as with automatic scaling.
         strategy: how blocks become stages.
-        locations: what lives in streaming memory, beside the IPUs.
+        locations: the tensors that are kept in streaming memory, outside of the IPUs.
         io_tiles: tiles of each IPU that only transfer: none, or an even number from 32 to 192.
             Overlapped inputs and outputs need some.
         memory_proportion: the share of an IPU's memory that a product may use for temporary values:

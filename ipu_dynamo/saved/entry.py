@@ -55,7 +55,7 @@ class Entry:
         seed, step: where the random numbers go on; None: with a seed of their own.
         loss_scale: the first one.
         devices: of the IPUs.
-        variants: how many programs there are besides, whose updates were traced for other numbers.
+        variants: how many further programs there are, whose updates were traced for other numbers.
         decided: by which figures functions were compiled, and where; not checked here.
         free_rows: it is called with any number of rows.
     """

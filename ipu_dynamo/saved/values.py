@@ -26,7 +26,7 @@ def register_named_tuple(kind: type[tuple[Any, ...]], name: str = "") -> None:
 
     Args:
         kind: the class.
-        name: what files call it; the default is its module and its name in there.
+        name: its name in files; the default is its module and its qualified name.
 
     Raises:
         ValueError: it is no named tuple, or another one has the name.

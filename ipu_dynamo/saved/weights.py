@@ -18,7 +18,7 @@ from ipu_dynamo.saved.refusal import Reason, SavedProgramError
 from ipu_dynamo.saved.tensors import check_dtype
 
 Part = Literal["weights", "optimizer"]  # the members that tensors are in
-_BYTES = 16  # what begins of memory are rounded to, so that every dtype fits
+_BYTES = 16  # saved memory begins at multiples of this, so that every dtype is aligned
 
 
 @dataclass(frozen=True, slots=True)

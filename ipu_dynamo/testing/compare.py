@@ -32,7 +32,7 @@ def assert_same_training(
     rtol: float = 1e-5,
     atol: float = 1e-6,
 ) -> CompiledModel:
-    """Assert that `compile_training` does to a model what plain PyTorch does.
+    """Assert that `compile_training` trains a model as plain PyTorch does.
 
     Both train a copy, so `model` stays as it is. After every call these must agree: returned
     tensors, inputs changed in place, parameters, buffers, and the optimiser's states. The default
@@ -95,7 +95,7 @@ def assert_same_inference(
     rtol: float = 1e-5,
     atol: float = 1e-6,
 ) -> CompiledModel:
-    """Assert that `compile_inference` computes what plain PyTorch does.
+    """Assert that `compile_inference` gives the results of plain PyTorch.
 
     Returned tensors, inputs changed in place and buffers are compared after every call; see
     `assert_same_training`, also for the arguments.
@@ -194,7 +194,7 @@ def _compare(
     atol: float,
     states: Callable[[], tuple[dict[str, Tensor], dict[str, Tensor]]] | None = None,
 ) -> None:
-    """Call both on copies of the same arguments, and compare all that they leave behind."""
+    """Call both on copies of the same arguments; compare results and changed tensors."""
     calls = list(data)
     count = len(calls) if steps is None else steps
     title = f"comparing {model_name(compiled.model)} with plain PyTorch"

@@ -1,4 +1,4 @@
-"""Draw random flat ATen graphs, with inputs to run them on: what passes work on."""
+"""Draw random flat ATen graphs for passes, with inputs to run them on."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

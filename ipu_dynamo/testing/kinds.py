@@ -23,8 +23,8 @@ class LayerKind:
     """One kind of layer.
 
     Args:
-        run: computes the layer from what `make` made, two values, and indices.
-        make: makes what holds the layer's weights, for a width.
+        run: computes the layer from the module of `make`, two values, and indices.
+        make: makes the module with the layer's weights, for a width.
         exact: whether integers give integers.
         random: whether it draws random numbers, which plain PyTorch draws otherwise.
     """

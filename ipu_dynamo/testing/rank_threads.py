@@ -206,7 +206,7 @@ class MemoryTransport:
         self._collectives: dict[Sequence[int], int] = {}  # of each group, how many have begun
 
     def operation(self, among: Group, kind: str, text: str) -> AbstractContextManager[None]:
-        """Say what the ranks do together."""
+        """Note a common operation of the ranks; nothing is needed here."""
         return nullcontext()
 
     def follow(self, lost: Callable[[IpuError], None]) -> None:

@@ -139,7 +139,7 @@ def _compile_alone(
     gm: fx.GraphModule, examples: Sequence[Any], options: BackendOptions, record: GraphRecord
 ) -> Callable[..., Any]:
     tell_of_swallowed_errors()
-    left_out((), options.core())  # what is wrong with it is said before any graph is looked at
+    left_out((), options.core())  # raises for wrong names before any graph is read
     note_modules(gm)
     plain = _copied(gm)  # passes rewrite the other one
     captured = describe_graph(gm, examples)

@@ -1,4 +1,4 @@
-"""Explain what becomes of a model that has no program yet, without changing it."""
+"""Explain the program that a model would have, without changing the model."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -74,7 +74,7 @@ class GraphRecord:
 
 
 def _settings(given: object, read: BackendOptions, engine: str) -> Iterator[Setting]:
-    """Every option with its value in force, and whether the caller or somebody else chose it."""
+    """Every option with its value in force, and the origin of the value."""
     default = BackendOptions()
     for name in (f.name for f in fields(read)):
         value = getattr(read, name)

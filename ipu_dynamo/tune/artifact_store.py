@@ -77,8 +77,8 @@ class StageStore:
         return scratch_folder(self._building)
 
     def remove_abandoned(self) -> None:
-        """Remove what killed processes have left."""
-        with suppress(OSError):  # what cannot be removed harms nothing
+        """Remove unfinished files of killed processes."""
+        with suppress(OSError):  # files that cannot be removed do no harm
             remove_abandoned(self._building)
             for folder in (self._stages, self._kernels, self._checks):
                 _sweep_unfinished(folder)
@@ -133,7 +133,7 @@ class StageStore:
             return ""
 
     def write_outcome(self, key: str, outcome: str) -> None:
-        """Keep what came of the check of a stage."""
+        """Keep the outcome of the check of a stage."""
         replace_file(self._checks / key, sealed(outcome))
 
     def keep_library(self, library: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Describe a convolution by what decides how long it takes."""
+"""Describe a convolution by the properties that decide its time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

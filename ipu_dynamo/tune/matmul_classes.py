@@ -13,8 +13,8 @@ from ipu_dynamo.ops.aten import aten
 Form = Literal["a @ b", "a @ b.t()", "a.t() @ b", "a.t() @ b.t()"]
 Size = Literal["tiny", "thin", "small", "medium", "large", "batched"]
 
-# In operations (a multiplication and an addition are two) and elements. They bound what one class
-# may hold; which library is faster in it is measured.
+# The bounds of classes, in operations (a multiplication and an addition are two) and elements. The
+# faster library of each class is measured.
 _TINY = 4_000_000  # below, a call costs more than a faster library could save
 _SMALL, _MEDIUM = 32_000_000, 400_000_000
 _THIN = 32

@@ -31,7 +31,7 @@ def price(operator: MachineOperator, resources: Resources, roles: Roles = NO_ROL
     """Price an operator; one without a formula is priced as a slow pass over its results.
 
     Args:
-        roles: what its operands are.
+        roles: those of its operands.
     """
     name = operator.operator
     formula = _PRICES.get(name) or _PRICES.get(name.rpartition(".")[0], elementwise.unknown)

@@ -1,4 +1,4 @@
-"""Say how a product is dealt over tiles, and what that takes."""
+"""Plan how a product is divided over tiles, and price that."""
 
 from dataclasses import dataclass
 

@@ -209,7 +209,7 @@ def ctc_beam_search(
         top_paths: how many paths are returned, at most `beam_width`.
 
     Returns:
-        Logarithms of probabilities `[batch, top_paths]`, in decreasing order, -inf where there is
+        Logarithms of probabilities `[batch, top_paths]`, in decreasing order, -inf if there is
         no further path; lengths `[batch, top_paths]`; labels `[batch, top_paths, time]`, which are
         `blank` behind the end. Of equally probable paths the smaller labels come first.
 

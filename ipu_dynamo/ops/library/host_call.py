@@ -24,7 +24,7 @@ class KnownFunction:
     """A function on CPU tensors, which one thread at a time calls.
 
     Args:
-        name: what programs call it; no other living one has it.
+        name: in programs; unique among the registered functions.
         call: takes and returns tensors in a flat list.
     """
 
@@ -108,7 +108,7 @@ def without_calling(
 _library.impl("host_call", _run, "CompositeExplicitAutograd")
 torch.library.register_fake("ipu::host_call", without_calling, lib=_library)
 host_call = torch.ops.ipu.host_call.default
-has_side_effect(host_call)  # what Python does beside its results counts, too
+has_side_effect(host_call)  # the user's Python may have effects in addition to its results
 
 
 def calls_host(node: fx.Node) -> bool:

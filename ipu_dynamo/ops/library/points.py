@@ -47,7 +47,7 @@ def farthest_points(
     those before it, and of several the first.
 
     Args:
-        points: `[rows, ...]`, all clouds one behind the other.
+        points: `[rows, ...]`, all clouds one after the other.
         ends: where each cloud begins, and where the last one ends.
         ratio: how many of a cloud's rows are chosen, rounded up.
         random_start: begin with a random row of each cloud, and not with its first.

@@ -76,7 +76,7 @@ has_side_effect(recomputation_checkpoint_op)
 
 
 def register_function(call: CustomCall) -> int:
-    """Make `call` known by a handle, which graphs hold, for as long as somebody keeps it."""
+    """Make `call` known by a handle, which graphs hold, as long as `call` is referenced."""
     handle = next(_handles)
     _functions[handle] = call
     return handle

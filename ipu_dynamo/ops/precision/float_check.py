@@ -23,7 +23,7 @@ _library.define(
 def _check(
     result: Tensor, operands: Sequence[Tensor], numbers: Sequence[float], kind: Kind, operator: str
 ) -> None:
-    """Raise if `operator`, which made `result`, met what its operands do not account for.
+    """Raise if `result` has nan or infinities that do not come from the operands.
 
     Args:
         operands: the floating-point tensors that it read.

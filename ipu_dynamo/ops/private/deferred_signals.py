@@ -85,7 +85,7 @@ class DeferredSignals:
                 self._put_back()
 
     def _handle(self) -> None:
-        """Call the handlers of what came, in order; each, also when one before raises."""
+        """Call the handlers of noted signals in order; the later ones also if one raises."""
         try:
             while self._noted:
                 handler, number, frame = self._noted.pop(0)

@@ -42,7 +42,7 @@ __all__ = [
     "with_device",
 ]
 
-# what graphs before autograd call besides operators, by name
+# functions other than operators that graphs before autograd call, by name
 MODE_SWITCHES: dict[str, Callable[..., Any]] = {
     "set_grad_enabled": torch._C._set_grad_enabled,
     "enter_autocast": torch.amp.autocast_mode._enter_autocast,
@@ -53,8 +53,8 @@ MODE_SWITCHES: dict[str, Callable[..., Any]] = {
 def module_of(graph: fx.Graph, attributes: torch.nn.Module | None = None) -> fx.GraphModule:
     """A module that runs `graph`, with those of the `attributes` that it reads.
 
-    Its Python is written when somebody asks for it: most stages are run without, and it takes as
-    long as many a pass.
+    Its Python code is written only when it is read: most stages run without it, and writing it
+    takes as long as a pass.
     """
     return _LazyGraphModule(attributes or torch.nn.Module(), graph)
 
@@ -181,7 +181,7 @@ class _OfFunctions(_symbolic_trace._Patcher):
     """
 
     def patch_method(self, cls: type, *arguments: Any, **named: Any) -> None:
-        if cls is not torch.nn.Module:  # that somebody has registered
+        if cls is not torch.nn.Module:  # another class, which a user has registered
             super().patch_method(cls, *arguments, **named)
 
 

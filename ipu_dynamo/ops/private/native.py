@@ -32,7 +32,7 @@ def set_kernel(
     key: torch._C.DispatchKey,
     kernel: Callable[..., Any] | None,
 ) -> None:
-    """Replace what traces run in place of an operator; None lets them record the operator."""
+    """Replace the kernel that traces run for an operator; None: they record the operator."""
     if isinstance(operator, MissingOperator):
         return
     operator.py_kernels.pop(key, None)

@@ -42,7 +42,7 @@ def define_gradient(
     """Let an operator be differentiated.
 
     Args:
-        setup: keeps what `gradients` reads, of the arguments and results of a call.
+        setup: keeps the arguments and results of a call that `gradients` reads.
         gradients: takes the context and gradients of the results, None for those that nothing
             reads; gives those of the first arguments. The others have none.
     """

@@ -1,10 +1,10 @@
-"""Walk the steps of a recurrent layer, and share what its kinds have in common.
+"""Walk the steps of a recurrent layer, and define helpers that all its kinds share.
 
 Sequences may have lengths of their own: after the end of a sequence its state stays, and its output
 is 0. So the final state of the walk is each sequence's state after its own last step, and a
 reversed walk begins each sequence at its own end.
 
-Halves are computed in float32; what leaves an operator is rounded once.
+Halves are computed in float32; the results of an operator are rounded once.
 """
 
 from collections.abc import Iterator

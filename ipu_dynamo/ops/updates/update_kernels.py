@@ -94,7 +94,7 @@ class AdamKernel(UpdateKernel):
             self.gradients,
             self.states["exp_avg"],
             self.states["exp_avg_sq"],
-            self.states["max_exp_avg_sq"] if amsgrad else [],  # the kernel believes the flag
+            self.states["max_exp_avg_sq"] if amsgrad else [],  # the kernel reads only the flag
             self.states["step"],
             lr=lr,
             beta1=beta1,
@@ -127,7 +127,7 @@ class SGDKernel(UpdateKernel):
     def __call__(self, lr: float, momentum: float, dampening: float, weight_decay: float) -> None:
         buffers: Sequence[Tensor] = ()
         if "momentum" in self.flags:
-            buffers = self.states["momentum_buffer"]  # the kernel believes the flag
+            buffers = self.states["momentum_buffer"]  # the kernel reads only the flag
         if momentum == 0.0 and "dampen_first_step" not in self.flags:
             buffers = ()  # as in torch, they keep their values until there is momentum again
         lists, numbers = (self.parameters, self.gradients), (lr, momentum, dampening, weight_decay)

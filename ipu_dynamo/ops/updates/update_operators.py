@@ -1,6 +1,6 @@
 """Define an operator for each rule, such as `ipu::adam`: a pure step of one parameter.
 
-Its kernel defines the values; the rule's function is what compilers write in its place.
+Its kernel defines the values; compilers write the rule's function in its place.
 """
 
 from collections.abc import Callable, Mapping, Sequence
