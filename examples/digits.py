@@ -10,6 +10,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -110,14 +111,15 @@ def held_back_scores(network: Network, data: TensorDataset) -> Tensor:
     return torch.cat(parts)[: len(images)]
 
 
-def images_per_second(step: Step, images: Tensor, labels: Tensor) -> float:
+def images_per_second(step: Step, images: Tensor, labels: Tensor) -> tuple[float, float]:
+    """The speed of a call, and the loss of its last micro-batch."""
     begin = time.perf_counter()
-    step(images, labels)
-    return len(labels) / (time.perf_counter() - begin)
+    loss = step(images, labels)
+    return len(labels) / (time.perf_counter() - begin), float(loss)
 
 
-def main(epochs: int) -> dict[str, float]:
-    """Train, compare, print; return the printed figures."""
+def main(epochs: int) -> dict[str, Any]:
+    """Train, compare, print; return the printed figures, and the mean losses of epochs."""
     torch.manual_seed(0)
     train, held_back = load()
     network = Network()
@@ -135,6 +137,7 @@ def main(epochs: int) -> dict[str, float]:
         sgd = torch.optim.SGD(compiled.parameters(), lr=0.1, momentum=0.9)
         steps["torch.compile"] = plain_step(torch.compile(compiled), sgd)
     rates: dict[str, list[float]] = {name: [] for name in steps}
+    losses: dict[str, list[float]] = {name: [0.0] * epochs for name in steps}
     early = math.nan  # not measured before update 10
     begin = time.perf_counter()
     rows = MICRO_BATCH * ACCUMULATION * ITERATIONS
@@ -147,7 +150,8 @@ def main(epochs: int) -> dict[str, float]:
             for name, step in steps.items():
                 if call < 2:  # the first one compiles, but for the program above
                     bar.set_postfix_str(f"first call of {name}" if call == 0 else "")
-                rate = images_per_second(step, images, labels)
+                rate, loss = images_per_second(step, images, labels)
+                losses[name][epoch] += loss / len(loader)
                 if call > 0:
                     rates[name].append(rate)
             if (call + 1) * ITERATIONS == 10:
@@ -164,6 +168,7 @@ def main(epochs: int) -> dict[str, float]:
         "difference_after_10_updates": early,
         "seconds": seconds,
         **speed,
+        "losses": losses,
     }
     print(f"accuracy on {len(labels)} held-back digits: {figures['accuracy']:.2%}")
     print(f"predictions that plain PyTorch makes too:  {figures['agreement']:.2%}")

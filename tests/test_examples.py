@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from examples import digits, huggingface_bert, keras_digits
+from examples import digits, gpt, huggingface_bert, keras_digits, predict_a_model
 
 
 def test_digits_are_learnt_as_in_plain_pytorch(monkeypatch, capsys):
@@ -58,3 +58,32 @@ def test_digits_have_the_same_bits_on_any_mesh(engine):
     assert "output.bias " in alone
     for mesh in ("4x1", "2x2", "1x4") if engine == "eager" else ("2x2",):
         assert printed(*start, *program, "--mesh", mesh) == alone, mesh
+
+
+def test_a_gpt_learns_on_four_ipus_as_in_plain_pytorch(monkeypatch, capsys):
+    monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")
+    figures = gpt.main(steps=3, width=16, length=16)
+    assert figures["difference"] <= 1e-4
+    assert figures["last"] < figures["first"]
+    assert figures["recomputed_bytes"] < figures["kept_bytes"]
+    printed = capsys.readouterr().out
+    assert "program training: 4 stages on 4 IPUs" in printed
+    assert "operators again, as asked" in printed or "operators again, by default" in printed
+    assert f"\n{gpt.PROMPT}" in printed
+
+
+def test_a_large_model_is_predicted_and_the_fastest_choice_that_fits_is_taken(
+    monkeypatch, capsys, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    figures = predict_a_model.main(
+        [(2, "all"), (4, "all")], words=128, width=32, layers=4, heads=2, length=16
+    )
+    best, choices = figures["best"], figures["choices"]
+    assert best is choices[figures["choice"]]
+    fitting = [of for of in choices.values() if of.verdict.word == "fits"]
+    assert best.items_per_second == max(of.items_per_second for of in fitting)
+    assert best.num_ipus == 4
+    assert figures["rows_per_second_here"] > 0
+    assert str(best) in capsys.readouterr().out
+    assert (tmp_path / "report.html").stat().st_size > 10_000
