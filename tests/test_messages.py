@@ -1,5 +1,6 @@
 """Check that messages which first-time users meet say what to write instead."""
 
+import pickle
 import re
 
 import numpy as np
@@ -7,7 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from ipu_dynamo import BackendOptions, Options, Strategy
+from ipu_dynamo import (
+    BackendOptions,
+    IpuError,
+    Options,
+    Strategy,
+    compile_inference,
+    compile_training,
+    identity_loss,
+)
 from ipu_dynamo.options import OptionError
 from ipu_dynamo.saved_model import save
 from ipu_dynamo.saved_model.command.main import main
@@ -57,8 +66,14 @@ class Table(nn.Module):
         ),
         (
             lambda: BackendOptions(max_autotune=True),
-            "there is no option 'max_autotune'; there are e",
+            "there is no option 'max_autotune'; it is one of Inductor: torch.compile(model, "
+            'backend="inductor") takes it, and torch._inductor.config.max_autotune = ... sets it',
         ),
+        (
+            lambda: BackendOptions.read({"max_autotune": True}),
+            "there is no option 'max_autotune'; it is one of Inductor",
+        ),
+        (lambda: BackendOptions.read({"xyz": 1}), "there is no option 'xyz'; there are engine, "),
         (
             lambda: BackendOptions.read({"devices": "cuda"}),
             "option devices has no meaning for torch.compile: each layer runs where its weights ",
@@ -69,6 +84,12 @@ def test_an_option_that_cannot_be_says_what_can(make, message):
     with pytest.raises(OptionError) as caught:
         make()
     assert str(caught.value).startswith(message)
+
+
+def test_a_wrong_variable_for_the_start_is_told_on_the_eager_engine(monkeypatch):
+    monkeypatch.setenv("IPU_DYNAMO_START", "later")
+    with pytest.raises(OptionError, match="IPU_DYNAMO_START is 'later'; choose one of compiled, n"):
+        compile_inference(nn.Linear(3, 1), Options(engine="eager"))(torch.ones(2, 3))
 
 
 def test_options_that_exist_are_taken_by_name_and_position():
@@ -90,6 +111,21 @@ def last_line(capsys, *words, status):
     printed = capsys.readouterr()
     assert done == status, printed
     return (printed.err or printed.out).splitlines()[-1]
+
+
+def test_backward_of_what_a_step_returns_says_that_it_is_done():
+    class Summed(nn.Linear):
+        def forward(self, x):
+            return identity_loss(super().forward(x), "sum")
+
+    model = Summed(3, 1)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = compile_training(model, sgd, Options(engine="eager"))(torch.ones(2, 3))
+    with pytest.raises(IpuError, match="the call has done the backward pass and the update"):
+        loss.backward()
+    assert "backward" not in vars(pickle.loads(pickle.dumps(loss)))
+    inferred = compile_inference(nn.Linear(3, 1), Options(engine="eager"))(torch.ones(2, 3))
+    assert not vars(inferred)
 
 
 def nothing():

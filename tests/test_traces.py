@@ -120,13 +120,19 @@ def test_payloads_parse(artifacts):
             case "ipu_schedule_drawn":
                 (schedule,) = payloads(artifacts, "ipu_schedule")
                 assert Schedule.parse(schedule).svg() == text
+            case "ipu_memory":
+                assert text.startswith("stage (this computer)  weights")
+            case "ipu_memory_drawn":
+                assert text.startswith("<svg")
+                assert "this computer: peak" in text
             case "ipu_host_plan":
                 assert "\nrecipe " in text or text.startswith("host program: eager on cpu")
             case "graphs" if name != "ipu_captured_00_captured":  # it has functions of Python
                 assert write_level(parse_level(text)) == text
     assert kinds.pop("passes") >= 20
     each = dict.fromkeys(("ipu_program", "ipu_decisions", "ipu_host_plan"), 3)
-    assert kinds == {"graphs": 5, "ipu_schedule": 1, "ipu_schedule_drawn": 1, **each}
+    drawn = ("ipu_schedule", "ipu_schedule_drawn", "ipu_memory", "ipu_memory_drawn")
+    assert kinds == {"graphs": 5, **dict.fromkeys(drawn, 1), **each}
 
 
 def test_differences_lead_from_the_first_graph_to_the_program(artifacts):

@@ -14,10 +14,13 @@ from ipu_dynamo.inspection.followed_memory import (
     follow_memory,
 )
 from ipu_dynamo.program import HostProgram
+from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program.ir.types import byte_text, columns
 from ipu_dynamo.program.liveness.follow_program import ROLE_OF
 from ipu_dynamo.program.liveness.live_tensors import CATEGORIES, CATEGORY_OF, CategoryName
 from ipu_dynamo.program.schedule.schedule import Schedule
+from ipu_dynamo.runtime.execute.call_timeline import TaskBytes
+from ipu_dynamo.runtime.execute.host_io.batching import Batching
 from ipu_dynamo.svg_picture import SERIES, Picture, picture, rect, text
 
 _COLOURS = dict(zip(CATEGORIES, SERIES, strict=True))
@@ -47,9 +50,10 @@ class LiveStorage:
 class HostMemory:
     """Bytes on this computer at each step of the micro-batches of the first step of a call.
 
-    With the eager engine a step is an operator, and bytes are those of the storages of tensors.
-    A function that is machine code is one step, marked `inside @forward0`: what its code
-    allocates is left out.
+    Of a step that is fused with its update it has the first two steps: the second one holds what
+    the first one made of variables, too. A step is an operator, and bytes are those of the storages
+    of tensors. In a function that is machine code steps are what its code allocates, marked
+    `inside @forward0`.
 
     Args:
         steps: in the order in which they run.
@@ -66,14 +70,18 @@ class HostMemory:
         cls,
         host: HostProgram,
         schedule: Schedule,
+        batching: Batching,
+        hyperparameters: Hyperparameters,
         variables: Mapping[int, Sequence[tuple[str, int]]],
     ) -> "HostMemory":
         """Follow a program.
 
         Args:
-            variables: kind and bytes of those of each stage.
+            batching: of its calls.
+            hyperparameters: see `follow_memory`.
+            variables: kind and bytes of those of each stage, on all replicas.
         """
-        steps, storages = follow_memory(host, schedule)
+        steps, storages = follow_memory(host, schedule, batching, hyperparameters)
         held: dict[int, Counter[CategoryName]] = {}
         for stage, of in variables.items():
             held[stage] = Counter()
@@ -128,6 +136,25 @@ class HostMemory:
         curve = self.curve(stage)
         return sum(curve[self.peak(stage)].values()) if curve else 0
 
+    def tasks(self) -> list[TaskBytes]:
+        """For each task, in order, the bytes by stage and category: at its peak, and after it."""
+        turns: dict[int, list[int]] = {}
+        for place, step in enumerate(self.steps):
+            turns.setdefault(step.turn, []).append(place)
+        made = []
+        for first, *_, last in ([*places, *places[-1:]] for places in turns.values()):
+            step, after = self.steps[first], {s: Counter(self.variables[s]) for s in self.stages}
+            for storage in self.storages:
+                if storage.made <= last < storage.last:
+                    after[storage.stage][_category(storage, last + 1)] += storage.nbytes
+            most = {
+                stage: max(self.curve(stage)[first : last + 1], key=lambda at: sum(at.values()))
+                for stage in self.stages
+            }
+            task = step.stage, step.function, step.micro_batch, step.replica
+            made.append(TaskBytes(task, most, after))
+        return made
+
     def counters(self) -> dict[str, list[dict[CategoryName, int]]]:
         """Bytes by category at each step, for each stage, as a trace has them: a counter each."""
         return {
@@ -176,8 +203,8 @@ class HostMemory:
 
 
 def _category(storage: FollowedStorage, step: int) -> CategoryName:
-    if storage.is_stream:
-        return CATEGORY_OF["stream"]
+    if storage.category is not None:
+        return storage.category
     if not storage.is_value:
         return "temporaries"
     return CATEGORY_OF["activation" if step <= storage.passed else "stash"]
@@ -186,7 +213,8 @@ def _category(storage: FollowedStorage, step: int) -> CategoryName:
 def _place(step: FollowedStep) -> str:
     where = f"%{step.operator}" if step.operator else f"inside @{step.function}"
     line = f"  # {step.source}" if step.source else ""
-    return f"micro-batch {step.micro_batch}, @{step.function}: {where}{line}"
+    replica = f" of replica {step.replica}" if step.replica else ""
+    return f"micro-batch {step.micro_batch}{replica}, @{step.function}: {where}{line}"
 
 
 def _areas(

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from ipu_dynamo.inspection.cut_table import CutTable, cut_table, variables_of_stages
 from ipu_dynamo.inspection.followed_memory import why_not_followed
@@ -14,10 +14,12 @@ from ipu_dynamo.program.schedule.planning import schedule_of
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.program.schedule.stash import Stash
+from ipu_dynamo.runtime.execute.call_timeline import TaskBytes
 from ipu_dynamo.runtime.execute.executable import Executable
 from ipu_dynamo.runtime.execute.reentrant import BoundProgram
 from ipu_dynamo.runtime.execute.timeline import Timeline
 
+_MOST_OPERATORS = 20_000  # of a step: following them takes seconds
 _NOT_RECORDED = 'no call was recorded: compile with Options(record="timeline")'
 
 
@@ -39,6 +41,7 @@ class HostEntry:
     absent: Mapping[str, str] = field(default_factory=dict)
     _plan: Callable[[], HostPlan] | None = field(default=None, repr=False)
     _timeline: Callable[[], Timeline | None] | None = field(default=None, repr=False)
+    _memory: Callable[[], HostMemory] | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, executable: Executable) -> "HostEntry":
@@ -55,6 +58,7 @@ class HostEntry:
             absent,
             lambda: executable.host_plan,
             lambda: executable.timeline,
+            partial(memory_of, executable),
         )
 
     @classmethod
@@ -106,15 +110,12 @@ class HostEntry:
     @cached_property
     def memory(self) -> HostMemory | None:
         """Bytes at each step of the micro-batches of `program.runs`; None: see `absent`."""
-        if "memory" in self.absent or self.schedule is None:
-            return None
-        runs = self.program.runs
-        calls = [i for i in sections(runs).loop if isinstance(i, Call)]
-        variables = {
-            stage: [(variable.kind, variable.held.nbytes) for variable in of]
-            for stage, of in variables_of_stages(runs, calls).items()
-        }
-        return HostMemory.of(self.program, self.schedule, variables)
+        return None if "memory" in self.absent or self._memory is None else self._memory()
+
+    @property
+    def memory_or_reason(self) -> HostMemory | str:
+        """The memory, or why it is None."""
+        return self.memory or f"the memory is not known: {self.absent['memory']}"
 
     def __str__(self) -> str:
         return str(self.plan or self.program)
@@ -122,6 +123,30 @@ class HostEntry:
     def __repr__(self) -> str:
         count = "no schedule" if self.schedule is None else f"{len(self.schedule.workers)} workers"
         return f"<this computer's part of a {self.program.program.kind} program: {count}>"
+
+
+def memory_of(executable: Executable) -> HostMemory:
+    """Follow the memory of a step, in the form that runs."""
+    fused = executable.fused
+    host = executable.host_program if fused is None else fused.now.host
+    calls = [i for i in sections(host.runs).loop if isinstance(i, Call)]
+    variables = {
+        stage: [(v.kind, v.held.nbytes * len(host.replicas.holders(v))) for v in of]
+        for stage, of in variables_of_stages(host.runs, calls).items()
+    }
+    numbers = () if fused is None else fused.prepared.hyperparameters
+    return HostMemory.of(host, executable.schedule, executable.batching, numbers, variables)
+
+
+def tasks_of(executable: Executable) -> list[TaskBytes]:
+    """The memory around each task of a step, for traces; none where it is not followed, or where
+    that takes long."""
+    host = executable.host_program
+    nodes = {f.name: len(f.graph.graph.nodes) for f in host.runs.functions}
+    passes = sections(host.runs).micro_batches * len(host.replicas.own)
+    if passes * sum(nodes[call.function] for call in host.runs.calls) > _MOST_OPERATORS:
+        return []
+    return [] if why_not_followed(host) else memory_of(executable).tasks()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Check names and values of options."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import wraps
@@ -17,13 +17,19 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise OptionError(f"option {name} is {value!r}; choose one of {', '.join(choices)}")
 
 
-def check_names(given: Iterable[object], known: Sequence[str]) -> None:
-    """Raise for an option that does not exist; say which ones have a name like it."""
+def check_names(
+    given: Iterable[object], known: Sequence[str], others: Callable[[str], str] = lambda name: ""
+) -> None:
+    """Raise for an option that does not exist; say which ones have a name like it.
+
+    Args:
+        others: what to say of a name that is an option of something else; empty: it is none.
+    """
     for name in given:
         if name not in known:
             near = get_close_matches(str(name), known, n=3)
             which = f"did you mean: {', '.join(near)}?" if near else f"there are {', '.join(known)}"
-            raise OptionError(f"there is no option {name!r}; {which}")
+            raise OptionError(f"there is no option {name!r}; {others(str(name)) or which}")
 
 
 def check_count(name: str, value: object, *, or_none: bool = False) -> None:
@@ -47,13 +53,13 @@ def described(value: object) -> str:
 _Class = TypeVar("_Class", bound=type)
 
 
-def named_options(options: _Class) -> _Class:
+def named_options(options: _Class, others: Callable[[str], str] = lambda name: "") -> _Class:
     """Let a dataclass refuse unknown options as `check_names` does."""
     init, known = vars(options)["__init__"], [field.name for field in fields(options)]
 
     @wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        check_names(kwargs, known)
+        check_names(kwargs, known, others)
         init(self, *args, **kwargs)
 
     type.__setattr__(options, "__init__", checked)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ipu_dynamo.errors import IpuError
+from ipu_dynamo.errors import IpuError, OptionError
 from ipu_dynamo.profiling import recording
 from ipu_dynamo.profiling.recording import Recording
 from ipu_dynamo.rank_number import ranks, this_rank
@@ -116,4 +116,6 @@ def write_process() -> None:
 
 
 if _file := os.environ.get(TRACE):
+    if Path(_file).is_dir():
+        raise OptionError(f"{TRACE} is {_file!r}, which is a folder; name a file in it")
     record_process(_file)

@@ -10,7 +10,7 @@ A span goes to all recordings that are active, and is a row of PyTorch's profile
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -61,6 +61,13 @@ class RecordedBytes(NamedTuple):
     ipu: int
     time: float
     nbytes: Mapping[str, int]
+    name: str = "bytes on this computer"
+
+
+class RecordedLater(NamedTuple):
+    """Counters that are made when the recording is written, as that takes time."""
+
+    make: Callable[[], Iterable[RecordedBytes]]
 
 
 class Recording:
@@ -71,10 +78,10 @@ class Recording:
     """
 
     def __init__(self) -> None:
-        self._kept: list[RecordedSpan | RecordedBytes] = []
+        self._kept: list[RecordedSpan | RecordedBytes | RecordedLater] = []
         self.left_out = 0
 
-    def add(self, one: RecordedSpan | RecordedBytes) -> None:
+    def add(self, one: RecordedSpan | RecordedBytes | RecordedLater) -> None:
         """Keep a span or a counter."""
         if len(self._kept) < MOST_EVENTS:
             self._kept.append(one)
@@ -89,7 +96,10 @@ class Recording:
     def trace(self) -> dict[str, Any]:
         """The trace as JSON."""
         other = {"left out": self.left_out} if self.left_out else {}
-        return trace_file.trace_of(_Writer([*self._kept]).events(), unit="ms", other=other)
+        kept: list[RecordedSpan | RecordedBytes] = []
+        for one in [*self._kept]:
+            kept += one.make() if isinstance(one, RecordedLater) else (one,)
+        return trace_file.trace_of(_Writer(kept).events(), unit="ms", other=other)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the trace as a file, which appears as a whole.
@@ -140,7 +150,7 @@ class _Writer:
     def _event(self, one: RecordedSpan | RecordedBytes) -> Event:
         if isinstance(one, RecordedBytes):
             process, at = self._ipus[one.replica, one.ipu], self._nanoseconds(one.time)
-            return trace_file.counter("bytes on this computer", process, at, one.nbytes)
+            return trace_file.counter(one.name, process, at, one.nbytes)
         begin, end = self._nanoseconds(one.start), self._nanoseconds(one.end)
         return trace_file.span(
             one.name,

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Literal
 
+from ipu_dynamo.ops.private.native import inductor_options
 from ipu_dynamo.options import (
     Check,
     Choice,
@@ -22,7 +24,17 @@ Fallback = Literal["error", "warn", "allow"]
 Recomputing = Literal["auto", "off", "cheap"]
 
 
-@named_options
+def _of_inductor(name: str) -> str:
+    """What to write for an option of PyTorch's own backend; empty: it is none."""
+    if name not in inductor_options():
+        return ""
+    return (
+        f'it is one of Inductor: torch.compile(model, backend="inductor") takes it, and '
+        f'torch._inductor.config.{name} = ... sets it for the functions of engine="inductor" here'
+    )
+
+
+@partial(named_options, others=_of_inductor)
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
     """The options of one `torch.compile(model, backend="ipu", options=...)`.
@@ -176,6 +188,6 @@ class BackendOptions:
                     f"{', '.join(known[:-1])} and {known[-1]}; ipu_dynamo.compile_training takes "
                     f"all options of ipu_dynamo.Options"
                 )
-        check_names(given, known)
+        check_names(given, known, _of_inductor)
         values: dict[str, Any] = dict(given)
         return cls(**values)

@@ -13,7 +13,7 @@ from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.capture.trace import Arguments, read_arguments
 from ipu_dynamo.errors import InputError, skipping_sources
 from ipu_dynamo.inspection.inspection import Inspection
-from ipu_dynamo.inspection.program_entry import HostEntry, ProgramEntry
+from ipu_dynamo.inspection.program_entry import HostEntry, ProgramEntry, tasks_of
 from ipu_dynamo.noted_warnings import noting
 from ipu_dynamo.ops.private.locks import compile_lock
 from ipu_dynamo.ops.private.thread_modes import KeptGradMode, recorded_casts_only
@@ -32,6 +32,7 @@ from ipu_dynamo.whole_step.anchored_values import wanted_variables
 from ipu_dynamo.whole_step.cache.ready_made import ReadyMade
 from ipu_dynamo.whole_step.calls.call_inputs import CallInputs
 from ipu_dynamo.whole_step.calls.call_signature import ExpectedArguments
+from ipu_dynamo.whole_step.calls.no_backward import refuse_backward, trained_already
 from ipu_dynamo.whole_step.calls.synthetic_data import without_contents
 from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
 from ipu_dynamo.whole_step.compile_model import (
@@ -363,6 +364,8 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
         self._anchored = {short: results[stream] for short, stream in compiled.anchors.items()}
         if executable.records is not None:
             self._anchored |= executable.records.last
+        if self.training:
+            refuse_backward(results.values(), trained_already)
         return _returned(compiled, results)
 
     def _next_hyperparameters(self) -> Hyperparameters:
@@ -512,7 +515,9 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
             compiled.host,
             lambda: executable.host_plan,
             lambda: executable.ipu_schedule,
+            lambda: HostEntry.of(executable).memory_or_reason,
         )
+        executable.followed = lambda: tasks_of(executable)
         if self._executable is not None:
             self._executable.stop_compiling()
         warned = set() if self._inputs is None else self._inputs.warned

@@ -379,7 +379,8 @@ class Lowering:
         It is the form that the eager engine would have.
         """
         compiled, options, ready = lowered.compiled, lowered.options, self.ready
-        if ready is not None or lowered.engine.name == "eager" or not options.starts_now:
+        starts_now = options.starts_now  # asked always: a wrong variable is an error on any engine
+        if ready is not None or lowered.engine.name == "eager" or not starts_now:
             return None
         machine = replace(compiled.machine, engine="eager")
 

@@ -1,7 +1,6 @@
 """Present a user's model to the core as a module that takes and returns flat lists of tensors."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from operator import itemgetter
 from typing import Any, NoReturn
 
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 
 from ipu_dynamo.capture.layers.dynamic_slices import SliceRules, slicing_by
 from ipu_dynamo.capture.private.tracing import is_fake
+from ipu_dynamo.whole_step.calls.no_backward import refuse_backward
 from poptorch._logging import logger
 from poptorch.arg_parsers import custom_parser, rebuilt, tensors_of
 from poptorch.arguments import CallArguments
@@ -74,15 +74,8 @@ class TracedModel(nn.Module):
         return leaves
 
     def restore(self, leaves: Sequence[Any]) -> Any:
-        """The model's return value with these leaves, whose `backward` raises.
-
-        Saved or copied by pickle, a tensor is as if it had come from elsewhere.
-        """
-        for leaf in leaves:
-            if isinstance(leaf, Tensor):
-                attributes: dict[str, Any] = leaf.__dict__
-                attributes["backward"] = _no_backward
-                attributes["__getstate__"] = partial(_attributes_of_others, attributes)
+        """The model's return value with these leaves, whose `backward` raises."""
+        refuse_backward(leaves, _no_backward)
         return self._rebuild(leaves)
 
     def _get_name(self) -> str:
@@ -101,9 +94,6 @@ class TracedModel(nn.Module):
             yield from self._model.named_buffers(*args, **kwargs)
 
 
-_OURS = ("backward", "__getstate__")
-
-
 def _rebuilding(returned: Any) -> Callable[[Sequence[Any]], Any]:
     """Return a function that makes a structure like `returned` of leaves.
 
@@ -119,11 +109,6 @@ def _rebuilding(returned: Any) -> Callable[[Sequence[Any]], Any]:
 
 def _is_leaf(value: Any) -> bool:
     return isinstance(value, Tensor) and custom_parser(type(value)) is None
-
-
-def _attributes_of_others(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a tensor that are not from here."""
-    return {name: value for name, value in attributes.items() if name not in _OURS}
 
 
 def _no_backward(*args: Any, **kwargs: Any) -> NoReturn:

@@ -6,6 +6,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
@@ -21,6 +22,7 @@ from ipu_dynamo.progress import begin, code_comes_from
 from ipu_dynamo.runtime.engines.kernel_units import compile_kernels
 from ipu_dynamo.runtime.engines.lowering_job import load_lowered, lower
 from ipu_dynamo.runtime.engines.lowering_pool import LoweringPool
+from ipu_dynamo.runtime.engines.private.allocating_code import allocating
 from ipu_dynamo.runtime.engines.private.inductor import (
     InductorError,
     Lowered,
@@ -46,6 +48,26 @@ _STALE = (
     pickle.UnpicklingError,
     AssertionError,
 )
+
+
+class Allocations:
+    """Code of recipes that this process has, which computes nothing: see `allocating`."""
+
+    def __init__(self) -> None:
+        self.complete = True  # whether the code of all that was asked for is known
+
+    def failed(self, recipe: FunctionRecipe) -> bool:
+        """Whether a recipe has no code; none is known not to."""
+        return False
+
+    def code_of(self, recipe: FunctionRecipe) -> MachineCode | None:
+        """What the code of a recipe allocates and frees."""
+        code = None if recipe.key is None else _memory.get(recipe.key)
+        run = None if code is None else allocating(code.run)
+        if code is None or run is None:
+            self.complete = False
+            return None
+        return replace(code, run=run)
 
 
 class MachineCodes:

@@ -22,7 +22,7 @@ from ipu_dynamo.runtime.engines.pending_code import PendingCode, begin_compiling
 from ipu_dynamo.runtime.engines.stage import Stage
 
 if TYPE_CHECKING:
-    from ipu_dynamo.runtime.engines.compiled_stages import MachineCodes
+    from ipu_dynamo.runtime.engines.compiled_stages import Allocations, MachineCodes
 
 log = logging.getLogger(__name__)
 ENGINE = "IPU_DYNAMO_ENGINE"  # environment variable: the choice for `auto`
@@ -145,7 +145,19 @@ def _eager(recipe: FunctionRecipe, compile_: Callable[[FunctionRecipe], Stage]) 
     return eager_code(recipe.lowered.graph.graph, bodies)
 
 
-def _compiled(recipe: FunctionRecipe, codes: "MachineCodes") -> Stage:
+def allocating_stage(recipe: FunctionRecipe) -> Stage | None:
+    """What the engine's callable of a recipe allocates and frees, for tensors without contents.
+
+    None: its code is not known in this process.
+    """
+    from ipu_dynamo.runtime.engines.compiled_stages import Allocations
+
+    codes = Allocations()
+    stage = _compiled(recipe, codes)
+    return stage if codes.complete else None
+
+
+def _compiled(recipe: FunctionRecipe, codes: "MachineCodes | Allocations") -> Stage:
     """Return a callable that runs a recipe on all its inputs."""
     compile_ = partial(_compiled, codes=codes)
     if recipe.parts is not None:

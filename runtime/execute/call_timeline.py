@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipu_dynamo.profiling.private.profiler import ProfilerRow
 from ipu_dynamo.profiling.recording import (
     RecordedBytes,
+    RecordedLater,
     RecordedSpan,
     Recording,
     ThreadRow,
@@ -26,7 +27,7 @@ from ipu_dynamo.program.schedule.actions import RunPass
 from ipu_dynamo.program.schedule.stage_passes import StagePass
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams
 from ipu_dynamo.runtime.execute.timed import Interval, Timed, label_of, title_of
-from ipu_dynamo.runtime.execute.timeline import Timeline
+from ipu_dynamo.runtime.execute.timeline import Span, Timeline
 
 _CATEGORIES = {  # of instructions, by what they move
     "received": "host transfer",
@@ -37,6 +38,19 @@ _CATEGORIES = {  # of instructions, by what they move
 }
 
 
+class TaskBytes(NamedTuple):
+    """The memory of this computer around a task, by stage and category.
+
+    Args:
+        task: its stage, the first function that it calls, its micro-batch and its replica.
+        most: at its peak.
+    """
+
+    task: tuple[int, str, int, int]
+    most: Mapping[int, Mapping[Any, int]]  # whose keys are texts
+    after: Mapping[int, Mapping[Any, int]]
+
+
 class CallTimeline(Timeline):
     """The spans of one call, the last one; at its end they go to recordings.
 
@@ -45,6 +59,8 @@ class CallTimeline(Timeline):
         title: of the call; empty: made of its kind.
         replicas: those that run here.
         to: recordings that get the spans.
+        followed: finds the memory around the tasks of the first step; it is asked when a recording
+            is written.
     """
 
     def __init__(
@@ -53,9 +69,10 @@ class CallTimeline(Timeline):
         title: str = "",
         replicas: range = range(1),
         to: Sequence[Recording] = (),
+        followed: Callable[[], Sequence[TaskBytes]] | None = None,
     ) -> None:
         super().__init__()
-        self._to = to
+        self._to, self._followed = to, followed
         self.title = title or f"{program.kind} call"
         self._types = {stream.name: stream.type for stream in program.inputs}
         self._types |= {stream.name: stream.type for stream in program.outputs}
@@ -88,6 +105,8 @@ class CallTimeline(Timeline):
         super().add_to(recording, caller)
         for one in [*self._others]:
             recording.add(one)
+        if self._followed is not None:
+            recording.add(RecordedLater(partial(_rows, [*self.spans], self._followed)))
 
     def step_timed(self, step: int, time: Interval) -> None:
         self._add(f"step {step}", "step", self._caller, time, {})
@@ -176,6 +195,29 @@ class CallTimeline(Timeline):
         with ProfilerRow(title_of(of)):
             task(partial(Timed, self.instruction_ended, worker, of, run))
         self.task_ended(worker, of, run, (start, perf_counter()))
+
+
+def _rows(
+    spans: Sequence[Span], followed: Callable[[], Sequence[TaskBytes]]
+) -> Iterator[RecordedBytes]:
+    """A row of counters for each stage: the peak of each task from its beginning, and what is
+    left at its end."""
+    first: dict[tuple[int, str, int, int], Span] = {}
+    for span in spans:
+        first.setdefault((span.stage, span.function, span.micro_batch, span.replica), span)
+    ipus = {span.stage: (span.replica, span.ipu) for span in reversed(spans)}
+    tasks, names = followed(), dict[int, dict[str, int]]()  # the counters of a stage, at zero
+    for one in tasks:
+        for stage, nbytes in (*one.most.items(), *one.after.items()):
+            names.setdefault(stage, {}).update(dict.fromkeys(nbytes, 0))
+    for task, most, after in tasks:
+        if (of := first.get(task)) is None:
+            continue
+        for at, by_stage in ((of.start, most), (of.end, after)):
+            for stage, nbytes in by_stage.items():
+                if stage in ipus and names[stage]:
+                    name = f"stage {stage}, first step, this computer"
+                    yield RecordedBytes(*ipus[stage], at, names[stage] | {**nbytes}, name)
 
 
 def _ipu_of(instruction: Plain) -> int:

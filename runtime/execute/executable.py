@@ -30,7 +30,7 @@ from ipu_dynamo.runtime.execute.bound_form import (
     bind_form,
     schedule_here,
 )
-from ipu_dynamo.runtime.execute.call_timeline import CallTimeline
+from ipu_dynamo.runtime.execute.call_timeline import CallTimeline, TaskBytes
 from ipu_dynamo.runtime.execute.fused_step import FuseAgain
 from ipu_dynamo.runtime.execute.host_io.batching import Batching
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostLink, HostStreams
@@ -104,6 +104,7 @@ class Executable:
         schedule: the actions of each worker, in order.
         timeline, records, transfers: set them to record the times of tasks, values of variables in
             the steps of a call, and the times of transfers; nothing else changes.
+        followed: finds the memory of this computer around each task, for traces; None: nobody does.
         memory: the values that the IPUs keep off the chip, and the bytes moved there and back.
         fused: runs a step and its update as one function; None if these are apart.
     """
@@ -135,6 +136,9 @@ class Executable:
         self.timeline: Timeline | None = None
         self.transfers: TransferTimes | None = None
         self.records: StepRecords | None = None
+        self.followed: Callable[[], Sequence[TaskBytes]] | None = None
+        # what it found for the form that runs, once it was asked
+        self._task_bytes: Sequence[TaskBytes] | None = None
         self.memory = StreamingMemory()
         self._storage = Storage(host.runs, tensors, self.replicas)
         self._rounds = sections(host.runs).steps
@@ -159,7 +163,16 @@ class Executable:
         self.timeline = self._call_timeline()
 
     def _call_timeline(self, to: Sequence[Recording] = ()) -> CallTimeline:
-        return CallTimeline(self._host.runs, replicas=self.replicas.own, to=to)
+        form = self._form
+
+        def followed() -> Sequence[TaskBytes]:
+            if form is not self._form or self.followed is None:
+                return ()
+            if self._task_bytes is None:
+                self._task_bytes = self.followed()
+            return self._task_bytes
+
+        return CallTimeline(self._host.runs, replicas=self.replicas.own, to=to, followed=followed)
 
     @property
     def host_program(self) -> HostProgram:
@@ -200,6 +213,7 @@ class Executable:
         self.fused, self._looped = bound.fused, bound.looped
         self._ranks, self._row = bound.streams, bound.row
         self._form: StepForm = bound.form
+        self._task_bytes = None
         self._commit = bound.form.commit
         self._storage.rewritten = bound.form.commit.rewritten
 

@@ -1,6 +1,7 @@
 """Run fused steps as recordings, which are repeated without Python between them."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -17,6 +18,7 @@ from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams, Print, 
 from ipu_dynamo.runtime.execute.observer import NOBODY, Observer
 from ipu_dynamo.runtime.execute.timed import title_of
 
+_REPEATED = "repeated without Python"  # so its parts are not timed
 SECONDS = 0.02  # of repeated steps without Python: so long a signal's handler waits
 
 
@@ -67,9 +69,10 @@ class ReplayedStep(FusedStep):
         commit.follow(stored_tensors, steps_made)
         observed, ends = observer is not NOBODY, steps_made.ends
         most = 1 if observed and observer.needs_single_steps else count
-        row = None
+        row, of = None, now.stage_pass
         if observer.instruction_ended is not None:
-            row = ProfilerRow(title_of(now.stage_pass))
+            row = ProfilerRow(f"{title_of(of)}, {_REPEATED}")
+            of = replace(of, function=f"{of.function}, {_REPEATED}")
         while (step := steps_made.steps) < count:
             if observer.update_began is not None:
                 observer.update_began(first + step, commit.current)
@@ -94,7 +97,7 @@ class ReplayedStep(FusedStep):
             if observed:
                 for number in range(step, steps_made.steps):
                     end = began + ends[number]
-                    self._report(observer, now.stage_pass, first + number, (start, end), streams)
+                    self._report(observer, of, first + number, (start, end), streams)
                     start = end
             if self._storage.waiting:
                 commit.settle()

@@ -12,6 +12,7 @@ from ipu_dynamo.testing import assert_same_bits
 from tests.inspection.looking import EAGER, check_members, nothing_changes
 
 X = torch.arange(32.0).reshape(8, 4) / 32
+GLOBAL = nn.BatchNorm1d(4)
 
 
 class Model(nn.Module):
@@ -297,6 +298,64 @@ def test_explain_leaves_all_as_it_was_for_functions_and_after_errors():
     assert_same_bits(tensors, before)
     assert (failing.calls, failing.seen) == (0, [])
     loss.backward()
+
+
+@pytest.mark.parametrize("run", [lambda model: model, lambda model: lambda x: model(x)])
+def test_a_backward_pass_that_is_to_come_is_the_same_after_explain(run):
+    """A batch norm in training writes its statistics, and autograd keeps them."""
+
+    def gradients(look):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+        loss = model(X).sum() + (model[1].running_var * model[1].weight).sum()
+        if look:
+            explain(run(model), X, options=EAGER)
+        loss.backward()
+        return [parameter.grad for parameter in model.parameters()], [*model.buffers()]
+
+    assert_same_bits(gradients(look=True), gradients(look=False))
+
+
+def test_explain_leaves_modules_that_a_function_names_as_they_were():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls, self.seen = 0, []
+
+        def forward(self, x):
+            self.calls += 1
+            self.seen.append(self.calls)
+            return x * 2
+
+    class Owner:
+        def __init__(self):
+            self.inner = Counting()
+
+        def run(self, x):
+            return self.inner(x)
+
+    closed, listed, owner = Counting(), [Counting()], Owner()
+
+    def function(x):
+        return listed[0](closed(x)) + GLOBAL(x)
+
+    explain(function, X, options=EAGER)
+    explain(owner.run, X, options=EAGER)
+    for module in (closed, *listed, owner.inner, GLOBAL):
+        assert (module.training, getattr(module, "calls", 0)) == (True, 0)
+        assert getattr(module, "seen", []) == []
+    assert GLOBAL.num_batches_tracked.item() == 0
+
+
+def test_explain_gives_lazy_modules_no_shape():
+    lazy = nn.Sequential(nn.LazyLinear(3), nn.ReLU())
+    (graph,) = explain(lazy, X, options=EAGER).graphs
+    assert "parameter %0.weight: f32[3,4]" in graph.programs[0].text
+    assert type(lazy[0]) is nn.LazyLinear
+    assert lazy[0].has_uninitialized_params()
+    with pytest.raises(InputError, match="a lazy module of the function has no shapes yet"):
+        explain(lambda x: lazy(x), X, options=EAGER)
+    assert lazy(X).shape == (8, 3)
 
 
 def test_a_class_is_nothing_to_look_at():

@@ -162,7 +162,9 @@ def test_memory_is_a_counter_of_variables_and_of_values_in_flight(tmp_path):
     step(x)
     trace = recorded(lambda: step(x), tmp_path)
     of_first = [
-        one["args"] for one in trace.counters if trace.processes[one["pid"]] == "IPU 0 of replica 0"
+        one["args"]
+        for one in trace.counters
+        if trace.processes[one["pid"]] == "IPU 0 of replica 0" and one["name"].startswith("bytes")
     ]
     weights = (6 * 5 + 5) * 4
     assert {one["parameter"] for one in of_first} == {weights}
@@ -172,6 +174,28 @@ def test_memory_is_a_counter_of_variables_and_of_values_in_flight(tmp_path):
     # what stage 1 returns, and inputs or results of stage 0 of up to three micro-batches
     assert 6 * row + 5 * row <= max(values) <= 3 * (6 * row + 2 * 5 * row)
     assert values[-1] == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_followed_memory_is_a_counter_of_each_stage_at_the_tasks_of_the_first_step(
+    workers, tmp_path
+):
+    step, x = compiled("pipelined", workers=workers)
+    step(x)
+    trace = recorded(lambda: step(x), tmp_path)
+    memory = ipu_dynamo.inspect(step).program.host.memory
+    passes = trace.of("stage pass")
+    passes = [span for span in passes if inside(span, trace.of("step")[0])]
+    for stage in (0, 1):
+        name = f"stage {stage}, first step, this computer"
+        rows = [one for one in trace.counters if one["name"] == name]
+        assert {trace.processes[one["pid"]] for one in rows} == {f"IPU {stage} of replica 0"}
+        assert max(sum(one["args"].values()) for one in rows) == memory.peak_bytes(stage)
+        begins_and_ends = Counter(at for span in passes for at in (span["begin"], span["end"]))
+        assert Counter(round(1000 * one["ts"]) for one in rows) == begins_and_ends
+        last = max(rows, key=lambda one: one["ts"])["args"]
+        assert last["temporaries"] == last["activations"] == 0
+        assert last["weights"] == memory.curve(stage)[0]["weights"]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -198,6 +222,8 @@ def test_recording_changes_no_bit(form, tmp_path):
     assert Counter(
         span["name"] for span in trace.of("stage pass") if "adds" not in span["name"]
     ) == Counter(tasks)
+    functions = {span["args"]["function"] for span in trace.of("stage pass")}
+    assert any("repeated without Python" in name for name in functions) == (form == "replayed")
     # a native library runs the instructions of a replayed step
     assert bool(trace.of("host transfer")) == (form != "replayed")
 
@@ -326,7 +352,8 @@ def test_pytorchs_profiler_has_a_row_for_each_stage_and_direction(form):
         assert found == dict.fromkeys(names, runs)
         assert rows["update 2 parameters of group 0"] >= 2 * ITERATIONS
     else:
-        assert found.keys() == {"stage 0 forward and backward"}
+        repeated = ", repeated without Python" if form == "replayed" else ""
+        assert found.keys() == {f"stage 0 forward and backward{repeated}"}
 
 
 def test_ranks_of_a_process_are_in_its_trace(tmp_path, monkeypatch):

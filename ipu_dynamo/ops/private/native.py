@@ -107,6 +107,12 @@ def has_fused_sgd(dtype: torch.dtype, device: torch.device) -> bool:
     return device.type != "cpu" or dtype in (torch.float32, torch.float64)
 
 
+def inductor_options() -> list[str]:
+    """The names of Inductor's options, as `torch.compile` takes them."""
+    names: list[str] = torch._inductor.list_options()
+    return names
+
+
 def compiler_settings() -> str:
     """Inductor's settings in force, as a digest."""
     settings = torch._inductor.config.save_config_portable()

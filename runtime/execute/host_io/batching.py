@@ -18,7 +18,7 @@ from ipu_dynamo.errors import InputError
 from ipu_dynamo.program import Input, Output, Program, TensorType
 from ipu_dynamo.program.schedule.sections import sections
 
-_ALIGNED = 64  # bytes: alignment of tensors by PyTorch's allocator
+ALIGNED = 64  # bytes: alignment of tensors by PyTorch's allocator
 
 
 @dataclass(frozen=True)  # its counts are kept: every call asks for them
@@ -102,7 +102,14 @@ class Batching:
             )
         tensor = tensor.to(device)
         views = (tensor,) if self.splits == 1 else tensor.view(self.splits, *shape).unbind(0)
-        return [view if view.data_ptr() % _ALIGNED == 0 else _copy(view) for view in views]
+        return [view if view.data_ptr() % ALIGNED == 0 else _copy(view) for view in views]
+
+    def of_replicas(self, values: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The values of input groups, in the order [D, A, G], for every replica: [D, A, R]."""
+        if self.groups == self.replicas:
+            return values
+        steps = range(self.iterations * self.accumulation)
+        return [values[step * self.groups + group] for step in steps for group in self.group_of]
 
     def kept(self, output: Output) -> list[list[bool]]:
         """For each device iteration and accumulation step, whether its value is needed."""

@@ -173,24 +173,33 @@ class HostLink:
     ) -> Sequence[Tensor]:
         """Return a stream's values for every micro-batch of a call, in the order [D, A, R]."""
         b = self._batching
-        if stream.source == "random":
-            return random_keys(
-                seed=seed,
-                step=step,
-                iterations=b.iterations,
-                accumulation=b.accumulation,
-                replicas=self._replicas,
-                device=device,
-            )
-        if stream.source == "replica":
-            own = self._replicas
-            numbers = torch.arange(own.start, own.stop, device=device).unbind(0)
-            return [n for _ in range(b.iterations * b.accumulation) for n in numbers]
-        if stream.source == "accumulation":
-            weights = torch.tensor([1.0 / (k + 1) for k in range(b.accumulation)], device=device)
-            return [w for _ in range(b.iterations) for w in weights for _ in range(b.replicas)]
+        if stream.source != "host":
+            return made_here(stream, b, self._replicas, device, seed, step)
         views = b.split(stream, inputs[stream.name], device)
-        if b.groups == b.replicas:
-            return views
-        steps = range(b.iterations * b.accumulation)
-        return [views[step * b.groups + group] for step in steps for group in b.group_of]
+        return views if b.groups == b.replicas else b.of_replicas(views)
+
+
+def made_here(
+    stream: Input, batching: Batching, replicas: range, device: torch.device, seed: int, step: int
+) -> Sequence[Tensor]:
+    """The values of a stream that no caller gives, for every micro-batch of a call: [D, A, R].
+
+    Args:
+        replicas: those that run here, as the program numbers them.
+        seed, step: as `HostLink.open` takes them.
+    """
+    b = batching
+    if stream.source == "random":
+        return random_keys(
+            seed=seed,
+            step=step,
+            iterations=b.iterations,
+            accumulation=b.accumulation,
+            replicas=replicas,
+            device=device,
+        )
+    if stream.source == "replica":
+        numbers = torch.arange(replicas.start, replicas.stop, device=device).unbind(0)
+        return [n for _ in range(b.iterations * b.accumulation) for n in numbers]
+    weights = torch.tensor([1.0 / (k + 1) for k in range(b.accumulation)], device=device)
+    return [w for _ in range(b.iterations) for w in weights for _ in range(b.replicas)]
