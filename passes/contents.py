@@ -1,4 +1,4 @@
-"""Scan a model once for what it contains, so that passes without work are not entered."""
+"""Scan the content of a model once, so that passes without work are not entered."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ HALVES = frozenset({torch.float16, torch.bfloat16})
 
 @dataclass(frozen=True)
 class Contents:
-    """What the graphs of a model contain, the graphs inside them included.
+    """The content of a model's graphs, including their inner graphs.
 
     Args:
         operators: their number, without those of inner graphs.

@@ -208,7 +208,7 @@ class Partitioned:
 
 @dataclass(frozen=True)
 class Directions:
-    """A joint graph that was cut in two; what backward reads of forward is a result of that.
+    """A joint graph that was cut in two; forward returns its values that backward reads.
 
     Args:
         kept: of a body: how many values forward returns for backward, which takes them first.

@@ -27,7 +27,7 @@ class PassRun:
     Args:
         changed: whether it changed the graph or its annotations, or made a new level.
         before, after: operators.
-        entered: whether it was called; if not, it does not apply to what the model contains.
+        entered: whether it was called; if not, it does not apply to the content of the model.
     """
 
     name: str

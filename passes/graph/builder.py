@@ -106,7 +106,7 @@ def _strides(node: fx.Node) -> list[tuple[int, ...]]:
 def become(node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> None:
     """Turn `node` into this call; it keeps its name, its place and the layout of its result.
 
-    A copy to that layout is none of the machine's: what is copied gets the mark of `node`.
+    If it takes a copy to that layout, the copied operator gets the machine mark of `node`.
     """
     before = node.meta["val"]
     node.target, node.args, node.kwargs = target, args, kwargs

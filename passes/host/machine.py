@@ -22,7 +22,7 @@ class Machine:
             through `weight.data` would not be counted.
         figures: to decide by; None: those of this machine.
         hyperparameters: hyperparameters of the updates that a call will probably have.
-        share: what it runs of a program, with other ranks; None: all.
+        share: its part of a program that runs on several ranks; None: all.
         constants: tensors of the program, by name; without them fewer equal values are found.
         memory: bytes of a device's memory that decide; None: those that are installed.
     """

@@ -2,9 +2,9 @@
 
 Before   a program that leaves gradients in accumulators, and groups whose rule was traced
 After    the end of a step as `EmitUpdate` writes it, with an update for the parameters that one
-         function updates; before the micro-batches the numbers that they take, and after these
-         copies of them to the IPUs of their parameters
-         Where parameters hang on each other, what they compute of each other, in rounds
+         function updates. Before the micro-batches are the numbers that it takes, and after them
+         copies of the numbers to the IPUs of the parameters.
+         If parameters depend on each other, their joint values are computed in rounds
 Keeps    the order of parameters. States are variables, named by their parameter. Equal counters of
          a step are one variable.
 Source   design of this project: optimisers that PopTorch has no rule for run as they are written.

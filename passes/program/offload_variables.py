@@ -1,11 +1,11 @@
 """Say which variables live in streaming memory or in shards, and write the moves around their use.
 
 Before   variables, all of them on the chip and whole on every replica
-After    those of the kinds that `Locations` sends away are off the chip; every call loads the
-         weights that it reads, a step its accumulators, an update what it changes. Those in shards
-         are gathered for every call that reads them; gradients of what is updated in shards are
-         summed in shards; what is updated in shards and whole on every replica is gathered after
-         the update
+After    variables of the kinds that `Locations` moves are off the chip. Every call loads the
+         weights that it reads, a step its accumulators, an update the variables that it changes.
+         Sharded weights are gathered for every call that reads them. If an update is sharded, its
+         gradients are summed in shards. If its parameter is whole on every replica, the parameter
+         is gathered after the update
 Keeps    calls, updates, and what they name.
 Source   PopTorch user guide, "poptorch.TensorLocationSettings".
 """

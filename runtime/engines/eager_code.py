@@ -63,7 +63,7 @@ def eager_code(graph: fx.Graph, bodies: Mapping[str, Stage] = _NONE) -> Stage:
 
 
 def running_node(frame: FrameType | None) -> str:
-    """The name of the node of such code that calls, directly or not, what `frame` runs."""
+    """The name of the node of such code that calls `frame`, directly or not."""
     while frame is not None:
         if source := frame.f_globals.get(_SOURCE):
             return _made_in(source[frame.f_lineno - 1])

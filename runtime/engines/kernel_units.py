@@ -32,7 +32,7 @@ def compile_kernels(promises: Iterable[Promise], scratch: Scratch, keep: Keep) -
 
     Args:
         scratch: makes a folder for the compiler.
-        keep: gives a library there a place for as long as somebody may load it.
+        keep: moves a library from there to a place where it can be loaded later.
 
     Returns:
         Those that no compiler takes: neither with others, nor as Inductor does it.

@@ -34,7 +34,7 @@ def with_header(command: Sequence[str]) -> tuple[str, ...]:
     It is `command` itself if the user names no folder, or if the compiler is not GCC or fails.
 
     Raises:
-        IpuError: somebody else can write to the folder that the user names.
+        IpuError: another user can write to the folder that the user names.
         OSError: nothing can be written.
     """
     named = os.environ.get(HEADER_DIR)

@@ -169,7 +169,7 @@ class CallTimeline(Timeline):
 
     @contextmanager
     def of_call(self) -> Iterator[None]:
-        """The block of a call, whose streams nobody follows."""
+        """The block of a call without observed streams."""
         self.call_began(1)
         complete = False
         try:
@@ -186,10 +186,10 @@ class CallTimeline(Timeline):
         run: RunPass,
         task: Callable[[Callable[[Plain], AbstractContextManager[None]]], None],
     ) -> None:
-        """Run a task with all that follows it.
+        """Run a task, and report its times to all observers.
 
         Args:
-            task: takes what makes a block of each of its instructions.
+            task: takes a function that makes a block of each of its instructions.
         """
         start = perf_counter()
         with ProfilerRow(title_of(of)):

@@ -48,7 +48,7 @@ class BoundProgram:
 
     Args:
         run: a function on the list of arguments, which it empties. It may run in several threads.
-        schedule: what its threads do.
+        schedule: of its threads.
         last_call: one number, which grows with each call of any such program; 0: none yet.
     """
 

@@ -70,7 +70,7 @@ def raise_together(own: BaseException | None, others: Sequence[Any], what: str) 
     """Raise this rank's error, or name the first rank that has one.
 
     Args:
-        others: for each rank, what `error_of` has made of its error; None without one.
+        others: for each rank, the result of `error_of` for its error; None without one.
         what: that a rank could not do.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Say what carries messages between the ranks of a mesh."""
+"""Define the protocol of transports, which carry messages between the ranks of a mesh."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager

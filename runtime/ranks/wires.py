@@ -22,7 +22,7 @@ from ipu_dynamo.program import TensorType
 from ipu_dynamo.runtime.changes import Changes
 from ipu_dynamo.runtime.ranks.transport import Pending, Tag, Transport
 
-_BLOCK = 64  # bytes; what libraries align to
+_BLOCK = 64  # bytes, the alignment of libraries
 _UNREAD = 2  # messages of a wire that wait to be taken while no further one is received
 _LOOK = 1.0  # seconds
 
@@ -202,7 +202,7 @@ class Wires:
         def run() -> None:
             try:
                 work()
-            except BaseException as error:  # whoever waits raises it
+            except BaseException as error:  # the waiting thread raises it
                 self._lose(error)
 
             def end() -> None:

@@ -1,8 +1,8 @@
 """Find forward values that a stage computes again, and what its calls need if it keeps them.
 
-A repeated operator is matched with one of the forward pass by the number of its value. What the
-backward pass needs is collected from its last call to its first: each value that it reads is kept
-if it was matched, so that nothing before it is needed.
+A repeated operator is matched with one of the forward pass by the number of its value. The values
+to keep are collected from the backward pass's last call to its first. Each value that it reads is
+kept if it was matched, so that nothing before it is needed.
 """
 
 from collections import Counter
@@ -59,7 +59,7 @@ class KeptStage:
         rewritten: the calls that repeat operators, by number.
         unread: names of forward results that nothing reads any more.
         saved: how many operators are no longer repeated, views aside.
-        repeated: how many still are, by what they are.
+        repeated: the number of operators that still are, by kind.
     """
 
     stage: int

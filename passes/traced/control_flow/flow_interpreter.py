@@ -1,6 +1,6 @@
 """Run captured loops and branches as operators with named bodies, for `Differentiate`.
 
-For the gradient of a loop, this is a loop in reverse order, whose body reads what each iteration of
+The gradient of a loop is a loop in reverse order. Its body reads the values that each iteration of
 the forward loop kept: `ipu.loop([%dh, %zero], [%dy, %kept], [%w], 100, "body_9a1e...", True)`. The
 gradient of a branch is a branch. Bodies are functional. AOTAutograd differentiates them, and
 `CutBody` cuts them. The gradients that forward takes, `ipu.take_gradients`, are their operators,

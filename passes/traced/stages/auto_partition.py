@@ -89,7 +89,7 @@ def changed_together(capture: Traced, operators: Sequence[fx.Node]) -> list[rang
 
 
 def _memory(node: fx.Node) -> fx.Node:
-    """The node whose memory a value lies in, also of a result of an operator that writes there."""
+    """The node whose memory a value shares, also for a result of an operator that writes it."""
     while (base := owner(node)) is not node or written_arguments(node):
         node = base if base is not node else written_arguments(node)[0]
     return node

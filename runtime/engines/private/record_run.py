@@ -68,7 +68,7 @@ def record_run(stage: Stage, arguments: Sequence[Tensor]) -> Recorded:
 
 
 def _function(value: Any) -> Callable[..., None] | None:
-    """Return the compiled kernel behind a global name of generated code, if it is one.
+    """Return the compiled kernel in a global variable of generated code, if it is one.
 
     Raises:
         NotRecordedError: it is one that takes more than tensors.

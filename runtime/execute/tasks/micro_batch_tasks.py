@@ -19,7 +19,7 @@ from ipu_dynamo.runtime.execute.tasks.task_code import Binding, Failed, TaskWrit
 # A stage pass of one micro-batch, given its registers, its number in the call, the values of every
 # input stream, and the places of every output.
 Task = Callable[[list[Any], int, Sequence[Sequence[Any]], Sequence[Any]], None]
-# The same, and what makes a block of each of its instructions.
+# The same, and a function that makes a block of each of its instructions.
 TimedTask = Callable[
     [
         list[Any],

@@ -202,7 +202,7 @@ class RankStreams:
         return [(rank, stream.wire, place) for place in places]
 
     def _order_wire(self, transfer: int) -> int:
-        """The number of the wire of a transfer without values: behind those of copies."""
+        """The number of the wire of a transfer without values: after those of copies."""
         of = self._schedule.transfers[transfer]
         return self._first_order + of.source * len(self._schedule.passes) + of.target
 
@@ -303,7 +303,7 @@ class RankStreams:
             self._wires.post(*key, None)
 
     def give_row(self, own: Mapping[str, Tensor], all_of: Sequence[RowValue]) -> dict[str, Tensor]:
-        """Give every rank of the row what one of them has, between steps.
+        """Send values that one rank has to every rank of the row, between steps.
 
         Args:
             own: the values here, by name.

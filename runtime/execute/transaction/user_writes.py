@@ -17,7 +17,7 @@ _WRITE_ALL = "write the same weights and optimizer states on all ranks"
 
 
 class WeightsInCommon:
-    """Notices that somebody has written weights or states between calls.
+    """Notices the user's writes to weights or states between calls.
 
     A rank compares the variables that it runs with the other ranks that run them. Of the others it
     has old values, so it compares those that were written here.
