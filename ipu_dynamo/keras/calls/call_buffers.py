@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class JoinedBatches(list[Any]):
-    """The batches of a call, which lie one behind the other in memory.
+    """The batches of a call, one after the other in memory.
 
     Args:
         batches: in order, each `(x, y, sample_weight)`.

@@ -1,4 +1,4 @@
-"""Translate what users set on a model into the options of the core."""
+"""Translate the user's settings of a model into the options of the core."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Say what a program was traced with, to notice that a model is no longer that."""
+"""Record the state of a model at its trace, to notice when the model has changed."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Turn what replicas sent into logs and outputs, and remember the last logs of a model."""
+"""Turn the replicas' results into logs and outputs, and keep the last logs of a model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Give names to what Keras keeps private of graphs, builds and files.
+"""Wrap Keras' private names about graphs, builds and files.
 
 Checked on keras 3.15.1, as `keras_private.py`, which has the rest.
 """

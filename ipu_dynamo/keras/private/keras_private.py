@@ -1,4 +1,4 @@
-"""Give names to what Keras keeps private, so that a new Keras is looked through in one file.
+"""Wrap Keras' private names, so that only this file needs a check for a new Keras.
 
 Checked on keras 3.15.1. Each function or name is small and says where it stands in Keras.
 """

@@ -1,1 +1,1 @@
-"""Hold what users set on a model: enumerations, one frozen value, the keywords and checks."""
+"""Hold the user's settings of a model: enumerations, one frozen value, keywords, checks."""

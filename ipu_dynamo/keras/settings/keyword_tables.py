@@ -1,4 +1,4 @@
-"""List every keyword that the setters take besides their arguments: values, effect, refusals.
+"""List every keyword of the setters other than their arguments: values, effect, refusals.
 
 The guide's table of options is made from these lists.
 """

@@ -1,4 +1,4 @@
-"""List the variables of a step, each once, with a name for the program and what becomes of it."""
+"""List the variables of a step, each once, with its name and role in the program."""
 
 import re
 from collections.abc import Iterable, Sequence

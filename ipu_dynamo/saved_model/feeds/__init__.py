@@ -1,2 +1,2 @@
-"""Turn what users write on a command line into arrays. Nothing that they write is executed, and
+"""Turn users' inputs on a command line into arrays. Nothing that they write is executed, and
 nothing is unpickled."""

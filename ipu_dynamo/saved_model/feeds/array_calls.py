@@ -1,4 +1,4 @@
-"""List the functions of numpy that expressions may call, each with what bounds its result."""
+"""List the functions of numpy that expressions may call, each with a bound of its result."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Let one process at a time decide what a folder gets; one that is killed holds nothing."""
+"""Let one process at a time write to a folder; a killed one holds no lock."""
 
 import os
 import time

@@ -13,7 +13,7 @@ Content = bytes | Path
 
 
 def publish(files: Mapping[Path, Content], options: Mapping[Path, str] | None = None) -> None:
-    """Write all files beside their places, then rename them in the order in which they are listed.
+    """Write all files next to their final paths, then rename them in the order of the list.
 
     Args:
         files: content by path, or where the content is.

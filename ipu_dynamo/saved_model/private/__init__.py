@@ -1,1 +1,1 @@
-"""Use what PyTorch keeps private about exported programs. Checked on PyTorch 2.13.0."""
+"""Wrap PyTorch's private names about exported programs. Checked on PyTorch 2.13.0."""

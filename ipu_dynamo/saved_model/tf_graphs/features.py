@@ -1,4 +1,4 @@
-"""Say what a node that parses examples gives: dense features, which become inputs of the program.
+"""Find the dense features that a node parses from examples; they become program inputs.
 
 Source: tensorflow/core/ops/parsing_ops.cc, ParseExample and ParseExampleV2.
 """

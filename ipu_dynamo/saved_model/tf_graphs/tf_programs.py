@@ -1,4 +1,4 @@
-"""Offer the signatures of what TensorFlow saved, as other saved programs offer theirs."""
+"""Offer the signatures of a SavedModel of TensorFlow, as those of other saved programs."""
 
 from collections.abc import Iterable
 from pathlib import Path

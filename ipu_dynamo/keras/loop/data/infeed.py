@@ -48,7 +48,7 @@ class Infeed(Generic[T]):
             yield item  # type: ignore[misc]
 
     def close(self) -> None:
-        """End the thread, behind the item that it is reading."""
+        """End the thread, after the item that it is reading."""
         self._closed = True
         self._room.release()
         self._thread.join(_PATIENCE)

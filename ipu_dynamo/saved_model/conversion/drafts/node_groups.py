@@ -54,7 +54,7 @@ class NodeGroup:
 
 
 def node_groups(graph: fx.Graph) -> tuple[NodeGroup, ...]:
-    """All groups, each behind those that it reads, and else in the order of the graph.
+    """All groups, each after those that it reads, and else in the order of the graph.
 
     Raises:
         ValueError: two groups read each other.
@@ -144,7 +144,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _visit(start: str, groups: Mapping[str, NodeGroup], ordered: dict[str, NodeGroup]) -> None:
-    """Append a group behind all that it reads; graphs are deeper than Python's stack."""
+    """Append a group after all that it reads; graphs are deeper than Python's stack."""
     path, todo = {start: None}, [(start, iter(groups[start].reads))]
     if start in ordered:
         return

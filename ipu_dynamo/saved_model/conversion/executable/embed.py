@@ -72,7 +72,7 @@ def embed(
     """Compile the nodes of IPUs, and change the draft so that it calls them.
 
     Args:
-        draft: behind all passes, with its last placement.
+        draft: after all passes, with its last placement.
         num_ipus: that there are.
         solution: the stages of a pipeline.
         folder: to write into.

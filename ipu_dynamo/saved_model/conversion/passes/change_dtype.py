@@ -1,4 +1,4 @@
-"""Let a group of operators compute in another type, whatever its operators make of it."""
+"""Let a group of operators compute in another type, also if some operators set their own."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ def change_dtype(node: fx.Node, old: torch.dtype, new: torch.dtype) -> None:
 
 
 def give_as(node: fx.Node, dtype: torch.dtype) -> fx.Node:
-    """Put a cast behind a node, as part of its group, for all that read it."""
+    """Insert a cast after a node, as part of its group, for all readers."""
     users = list(node.users)
     value = with_dtype(node.meta["val"], dtype)
     with node.graph.inserting_after(node):

@@ -42,7 +42,7 @@ class Conversion:
 
 
 def plan(draft: Draft, old: torch.dtype, excluded: tuple[str, ...]) -> Conversion:
-    """Decide what is converted. Reads the draft, changes nothing."""
+    """Decide which groups are converted. Reads the draft, changes nothing."""
     groups = draft.groups()
     owner = owners(groups)
     fixed = {owner[node].name for node in draft.outputs.values()}

@@ -143,7 +143,7 @@ def apply(draft: Draft, narrowing: Narrowing) -> None:
 
 
 def _narrow_entry(draft: Draft, source: fx.Node, name: str, on_ipu: set[str]) -> None:
-    """Put a cast behind a value of the host; behind all placeholders, if it is one."""
+    """Insert a cast after a value of the host; after all placeholders, if it is one."""
     inputs = {node: f"input {name!r}" for name, node in draft.inputs.items()}
     calls = (node for node in draft.graph.nodes if node.op not in ("placeholder",))
     before = next(calls) if source.op == "placeholder" else source.next

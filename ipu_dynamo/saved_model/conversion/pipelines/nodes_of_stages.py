@@ -142,7 +142,7 @@ def parameter_readers(program: FixedProgram, names: Collection[str]) -> dict[str
 
 
 def check_searchable(groups: Sequence[NodeGroup]) -> None:
-    """Raise ValueError where a program is outside of what stages are searched for."""
+    """Raise ValueError for a program whose stages cannot be searched."""
     for group in groups:
         values = [node.meta["val"] for node in group.nodes]
         if group.value.meta["val"] is None or all(value is None for value in values):

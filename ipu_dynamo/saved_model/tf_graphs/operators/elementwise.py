@@ -1,4 +1,4 @@
-"""Compute what works on each element, and arithmetic of sizes."""
+"""Compute elementwise operators, and the arithmetic of sizes."""
 
 from collections.abc import Callable
 from functools import reduce

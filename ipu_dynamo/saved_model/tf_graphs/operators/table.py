@@ -1,4 +1,4 @@
-"""Register the functions of all operators; whoever asks for one imports this first."""
+"""Register the functions of all operators; import this before looking one up."""
 
 from ipu_dynamo.saved_model.tf_graphs.operators import (  # noqa: F401  each registers its own
     elementwise,
