@@ -34,6 +34,7 @@ _PYTHON = f"{Path(traceback.__file__).parent}{os.sep}"
 _PACKAGES = ("site-packages", "dist-packages")  # which lie in it
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _NAMED_RANKS = 4  # in an error
+_OF_A_TRACE = ("<string>", "1", "<lambda>", "")  # a function that PyTorch makes of text
 
 
 class IpuError(Exception):
@@ -365,7 +366,7 @@ _Frame = tuple[str, str, str, str]  # file, line, function, text
 
 def _user_frame(frames: Sequence[_Frame]) -> _Frame:
     """The innermost of the user's frames; of all, where there is none."""
-    users = [frame for frame in frames if not is_library(frame[0])]
+    users = [frame for frame in frames if not is_library(frame[0]) and frame != _OF_A_TRACE]
     return (users or frames)[-1]
 
 

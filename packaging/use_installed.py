@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,17 @@ def check_poprun() -> None:
     need(result.stdout.count("torchrun") == 2, f"poprun printed {result.stdout}")
 
 
+def check_doctor() -> None:
+    """Check that the command finds that programs run, also without a compiler."""
+    command = [str(Path(sys.prefix, "bin", "ipu-dynamo")), "doctor"]
+    for path, ending in ((os.environ["PATH"], "programs run"), ("", "operator by operator")):
+        variables = os.environ | {"PATH": path}
+        result = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+        found = f"doctor ended with {result.returncode}: {result.stdout}{result.stderr}"
+        need(result.returncode == 0, found)
+        need(ending in result.stdout.splitlines()[-1], found)
+
+
 def check_report() -> None:
     """Check that the command makes a report of a program's text."""
     import ipu_dynamo
@@ -71,5 +83,6 @@ if __name__ == "__main__":
     check_names()
     check_facade()
     check_poprun()
+    check_doctor()
     check_report()
     print(f"both doors open in {sys.prefix}")

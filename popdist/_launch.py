@@ -141,7 +141,8 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
     os.environ.update(launch.variables)
     program = launch.command[0]
     if shutil.which(program) is None:
-        print(f"poprun: cannot start {program!r}: no such program", file=sys.stderr)
+        hint = f"; did you mean python {program}?" if program.endswith(".py") else ""
+        print(f"poprun: cannot start {program!r}: no such program{hint}", file=sys.stderr)
         raise SystemExit(_NOT_FOUND)
     if launch.processes > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, with a warning

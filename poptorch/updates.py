@@ -75,7 +75,8 @@ def check_replacement(old: Reading, new: Reading) -> None:
     if _kind(old) != _kind(new):
         raise createPoptorchError(
             f"Can not replace optimizer of type {_kind(old)} with new optimizer of type "
-            f"{_kind(new)}",
+            f"{_kind(new)}. The kind is part of the program: compile with the new kind from the "
+            "beginning, or call destroy() on the model first, so that it is compiled again",
             id="optimizer",
         )
     if old.settings["max_grad_norm"] != new.settings["max_grad_norm"]:

@@ -41,11 +41,20 @@ GARBAGE = 20_000  # new objects between two looks for garbage; Python's 700 cost
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--json", type=Path, help="write the outcome of every test into this file")
+    parser.addoption(
+        "--record-raises",
+        action="store_true",
+        help="record where errors are made: `python -m tests.docs.errors --coverage` reads it",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if (path := config.getoption("json")) and not IN_WORKER:
         config.pluginmanager.register(JsonReport(path))
+    if config.getoption("record_raises"):
+        from tests.raise_record import RaiseRecord  # imports the package
+
+        config.pluginmanager.register(RaiseRecord())
     if "TORCH_TRACE" not in os.environ:
         _nobody_reads_traces()
 

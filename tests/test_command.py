@@ -13,9 +13,9 @@ from torch import nn
 
 import ipu_dynamo
 import poptorch
+from ipu_dynamo.command import predict_command
+from ipu_dynamo.command.subcommands import main
 from ipu_dynamo.machine.prediction import VERSION, Prediction
-from ipu_dynamo.report import command
-from ipu_dynamo.report.command import main
 from tests.report.predictions import drawn_prediction
 
 COMMANDS = ("predict", "report", "trace")
@@ -204,7 +204,7 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("subcommand", COMMANDS)
 def test_an_unusable_file_is_refused_in_one_line(run, tmp_path, monkeypatch, subcommand, name):
-    monkeypatch.setattr(command, "import_module", pytest.fail)
+    monkeypatch.setattr(predict_command, "import_module", pytest.fail)
     if BROKEN[name] is not None:
         (tmp_path / name).write_bytes(BROKEN[name])
     code, out, err = run(subcommand, name, "-o", "output")

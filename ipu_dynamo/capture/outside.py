@@ -114,7 +114,8 @@ def warn(outside: Sequence[OutsideTensor]) -> None:
         if one.is_news:
             noted_warnings.warn(
                 f"{one} is neither an input, a parameter nor a buffer; its present value becomes a "
-                f"constant of the program\n  from: {one.where}",
+                f"constant of the program\n  from: {one.where}\n"
+                "  try:  register_buffer, and copy_ if it changes; or pass it as an argument",
             )
 
 

@@ -8,14 +8,15 @@ from typing import Any
 
 from torch import Tensor
 
-from ipu_dynamo.errors import is_library, raised_at
+from ipu_dynamo.errors import IpuError, is_library, raised_at
 from ipu_dynamo.ops.private.graphs import pytree
 
 
 def explain(error: Exception, names: Mapping[int, str]) -> None:
     """Note where an error of PyTorch was raised, and name the user's tensors in it.
 
-    An error that the user's own code raised is not changed: its traceback ends at that line.
+    An error that the user's own code raised is not changed: its traceback ends at that line. Nor is
+    an error of this package that has quoted a line.
 
     Args:
         names: of the model's inputs, parameters and buffers, by the identity of their stand-ins.
@@ -24,6 +25,8 @@ def explain(error: Exception, names: Mapping[int, str]) -> None:
         error.args = (error.args[0].replace("FakeTensor", "Tensor"), *error.args[1:])
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if frames and not is_library(frames[-1].f_code.co_filename):
+        return
+    if isinstance(error, IpuError) and "\n  from: " in str(error):
         return
     error.add_note(f"while tracing {raised_at(error.__traceback__)}")
     if operator := _operator(frames, names):

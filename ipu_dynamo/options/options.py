@@ -449,12 +449,17 @@ class Options:
             given: options, or values by name; None: the defaults.
 
         Raises:
-            OptionError: for an unknown name, with the nearest known ones.
+            OptionError: for an unknown name, with the nearest known ones, or another object.
         """
         if given is None:
             return cls()
         if isinstance(given, Options):
             return given
+        if not isinstance(given, Mapping):
+            raise OptionError(
+                "options are an ipu_dynamo.Options, or a dict of its names, and not an object of "
+                f"class {type(given).__name__}"
+            )
         check_names(given, [f.name for f in fields(cls)])
         return cls(**given)
 

@@ -204,7 +204,8 @@ class Archive:
         begin = first_data(MANIFEST)
         size = first_size(self._bytes(0, min(self._whole, begin)), MANIFEST)
         if size is None:
-            raise self.refused(Reason.FOREIGN, "it does not begin as one")
+            hint = "give a file that ipu_dynamo.save wrote; torch.load reads those of torch.save"
+            raise self.refused(Reason.FOREIGN, "it does not begin as one", hint=hint)
         if size > _LARGEST_MANIFEST:
             raise self.refused(Reason.LIMIT, f"it has {size} bytes", MANIFEST)
         manifest = self._bytes(begin, size)

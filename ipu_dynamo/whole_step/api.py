@@ -58,7 +58,7 @@ def compile_training(
     step = training_step(
         model,
         optimizer,
-        Options.read(options),
+        options,
         loss=loss,
         clip=clip,
         update=update,
@@ -73,7 +73,7 @@ def compile_training(
 def training_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    options: Options,
+    options: Options | dict[str, Any] | None,
     *,
     loss: int | None = None,
     clip: Clip | None = None,
@@ -84,8 +84,10 @@ def training_step(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise CompileError(
             f"training needs an optimizer, got {optimizer!r}",
-            hint="pass one of torch.optim, or use compile_inference",
+            hint="pass one of torch.optim, and compute the loss in the model's forward; without "
+            "training, use compile_inference",
         )
+    options = Options.read(options)
     if loss is not None and not isinstance(loss, int):
         raise CompileError(
             f"loss is {loss!r}, not the index of a returned tensor",

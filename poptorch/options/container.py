@@ -161,4 +161,6 @@ class OptionsDict:
     def _near(self, name: str, others: Iterable[str] = ()) -> str:
         """A hint at declared names, or others, that look like `name`."""
         near = get_close_matches(name, [*others, *self.__dict__.get("_values", ())], n=3)
+        parts = self._parts() if "_values" in self.__dict__ else {}
+        near = [f"{part}.{name}" for part, of in parts.items() if hasattr(type(of), name)] or near
         return f" (did you mean {', '.join(near)}?)" if near else ""

@@ -20,7 +20,21 @@ from ipu_dynamo.tune.artifact_store import keep_first, open_store
 from poptorch.errors import createPoptorchError
 
 TRUST = "IPU_DYNAMO_TRUST"  # environment variable: 1 reads modules of any file
-_KEY, _LENGTH = "signing_key", 32
+KEY, _LENGTH = "signing_key", 32  # its file in the folder of compiled stages
+
+
+def key_problem(path: Path) -> str:
+    """Why the key in a file signs nothing; empty: it does.
+
+    Raises:
+        OSError: it is missing, or cannot be looked at.
+    """
+    found = path.stat()
+    if hasattr(os, "geteuid") and (found.st_uid != os.geteuid() or found.st_mode & 0o077):
+        return f"the key {path} signs nothing: others than you may have read it"
+    if found.st_size != _LENGTH:
+        return f"the key {path} signs nothing: it has {found.st_size} bytes, and not {_LENGTH}"
+    return ""
 
 
 def sign(content: bytes) -> str:
@@ -82,15 +96,10 @@ def _key(*, make: bool) -> bytes | None:
     store = open_store()
     if store is None:
         return None
-    path: Path = store.folder / _KEY
+    path: Path = store.folder / KEY
     if make and not path.exists():
         keep_first(path, secrets.token_bytes(_LENGTH))
     try:
-        if hasattr(os, "geteuid"):
-            found = path.stat()
-            if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-                return None
-        key = path.read_bytes()
+        return None if key_problem(path) else path.read_bytes()
     except OSError:
         return None
-    return key if len(key) == _LENGTH else None

@@ -2,16 +2,15 @@
 
 import logging
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from ipu_dynamo.errors import IpuError
-from ipu_dynamo.ops.private.native import cpp_compiler_names, onednn_pack
+from ipu_dynamo.ops.private.native import cpp_compiler_names, find_compiler, onednn_pack
 from ipu_dynamo.profiling import recording
 from ipu_dynamo.program.recipe import CutFunction, FunctionRecipe, PrepackedWeight
 from ipu_dynamo.progress import begin
@@ -249,26 +248,41 @@ def make_engine(name: str, check: str = "auto") -> Engine:
     `auto`: the engine in the environment variable IPU_DYNAMO_ENGINE (`auto`, `inductor` or
     `eager`), else Inductor if there is a C++ compiler, else eager.
     """
+    chosen, _ = choose_engine(name)
+    return InductorEngine(check) if chosen == "inductor" else EagerEngine()
+
+
+def choose_engine(name: str) -> tuple[Literal["inductor", "eager"], str]:
+    """The engine that `make_engine` makes, and the reason.
+
+    Raises:
+        IpuError: the environment names no engine, or there is no compiler for the one named.
+    """
+    reason = "it is named"
     if name == "auto":
         name = os.environ.get(ENGINE) or "auto"
         if name not in _ENGINES:
             raise IpuError(f"{ENGINE} is {name!r}: choose one of {', '.join(_ENGINES)}")
+        reason = f"{ENGINE} names it"
     if name == "eager":
-        return EagerEngine()
-    if _compiler() is not None:
-        return InductorEngine(check)
-    if name == "inductor":
+        return "eager", reason
+    found = _compiler()
+    if name == "auto":
+        if found is None:
+            return "eager", "no C++ compiler is found"
+        return "inductor", f"{found} is a C++ compiler"
+    if found is None:
         raise IpuError(
             f"the inductor engine needs a C++ compiler ({_tried()}): install g++ or clang++, or "
             "choose engine='eager'"
         )
-    return EagerEngine()
+    return "inductor", reason
 
 
 @cache
 def _compiler() -> str | None:
     """The C++ compiler that Inductor will find; one line of log when there is none."""
-    found = next((path for name in cpp_compiler_names() if (path := shutil.which(name))), None)
+    found = find_compiler()
     if found is None:
         log.warning(
             "no C++ compiler found (%s): stages run on the eager engine, operator by operator",

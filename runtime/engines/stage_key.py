@@ -3,7 +3,6 @@
 import operator
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,8 +16,8 @@ from torch import fx
 from ipu_dynamo.ops.private.graphs import OpOverload
 from ipu_dynamo.ops.private.native import (
     compiler_settings,
-    cpp_compiler_names,
     custom_pass_names,
+    find_compiler,
     mkldnn_enabled,
 )
 from ipu_dynamo.program import Function
@@ -100,8 +99,7 @@ def this_machine() -> tuple[object, ...]:
 
 def _compiler() -> tuple[str, int, int] | None:
     """The C++ compiler's file: another one has another size or date."""
-    for name in cpp_compiler_names():
-        if found := shutil.which(name):
-            file = Path(found).resolve()
-            return str(file), file.stat().st_size, file.stat().st_mtime_ns
-    return None
+    if (found := find_compiler()) is None:
+        return None
+    file = Path(found).resolve()
+    return str(file), file.stat().st_size, file.stat().st_mtime_ns

@@ -13,7 +13,10 @@ from ipu_dynamo.errors import CompileError, IpuError, main
 from tests.docs.guide import FOLDER
 
 ROOT = FOLDER.parent
-SECTIONS = re.findall(r"^## (\S+)$", (FOLDER / "errors.md").read_text(encoding="utf-8"), re.M)
+PAGE = (FOLDER / "errors.md").read_text(encoding="utf-8")
+SECTIONS = re.findall(r"^## (\S+)$", PAGE, re.M)
+TEXTS = dict(zip(SECTIONS, re.split(r"^## \S+$", PAGE, flags=re.M)[1:], strict=True))
+_NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 RAISED = ("createPoptorchError", "Error", "RecoverableError", "UnrecoverableError")
 SOURCES = [
     path
@@ -47,6 +50,17 @@ def ids(path: Path) -> set[str]:
 def test_every_id_has_a_section_and_every_section_an_id():
     found = {IpuError.id}.union(*(ids(path) for path in SOURCES))
     assert sorted(found) == sorted(SECTIONS)
+
+
+@pytest.mark.parametrize("id", [id for id in SECTIONS if id != "internal"])
+def test_a_section_shows_its_error_or_names_the_test_that_raises_it(id):
+    """The programs of the page run in `test_guide.py`, which compares what they print."""
+    shown = "".join(re.findall(r"^```\n\n```text\n(.*?)^```$", TEXTS[id], re.M | re.DOTALL))
+    named = _NAMED.findall(TEXTS[id])
+    assert f"\nerror id {id}: " in shown or named
+    for file, name in named:
+        body = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
+        assert name in {each.name for each in body if isinstance(each, ast.FunctionDef)}
 
 
 def test_an_error_leads_to_its_section():

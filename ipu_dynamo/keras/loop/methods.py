@@ -1,5 +1,7 @@
 """Replace the methods of Keras models that execute: in a scope by ours, elsewhere by Keras' own."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ipu_dynamo.keras.attach.refusals import check_execution, refuse_in_callback
@@ -106,7 +108,9 @@ class ExecutionMethods(_Base):  # type: ignore[misc]
         """
         if extensions_active():
             return make_function(self, "fit", force)
-        return super().make_train_function(force or is_execution_function(self.train_function))
+        with _steps_need_a_strategy():
+            make = super().make_train_function
+            return make(force or is_execution_function(self.train_function))
 
     def make_test_function(self, force: bool = False) -> Any:
         """Make `test_function`, which runs an execution of `evaluate` on a list of batches.
@@ -116,7 +120,9 @@ class ExecutionMethods(_Base):  # type: ignore[misc]
         """
         if extensions_active():
             return make_function(self, "evaluate", force)
-        return super().make_test_function(force or is_execution_function(self.test_function))
+        with _steps_need_a_strategy():
+            make = super().make_test_function
+            return make(force or is_execution_function(self.test_function))
 
     def make_predict_function(self, force: bool = False) -> Any:
         """Make `predict_function`, which runs an execution of `predict` on a list of batches.
@@ -126,8 +132,21 @@ class ExecutionMethods(_Base):  # type: ignore[misc]
         """
         if extensions_active():
             return make_function(self, "predict", force)
-        return super().make_predict_function(force or is_execution_function(self.predict_function))
+        with _steps_need_a_strategy():
+            make = super().make_predict_function
+            return make(force or is_execution_function(self.predict_function))
 
     def get_metrics_result(self) -> dict[str, Any]:
         """The metrics of the last execution, until the host assigns a variable of theirs."""
         return metrics_result(self, super().get_metrics_result)
+
+
+@contextmanager
+def _steps_need_a_strategy() -> Iterator[None]:
+    """Add to Keras' refusal of several steps in one execution that a strategy runs them."""
+    try:
+        yield
+    except ValueError as error:
+        if "steps_per_execution" in str(error):
+            error.add_note("IPUs run several steps: call this method in `with strategy.scope():`")
+        raise

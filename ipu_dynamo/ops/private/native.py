@@ -4,6 +4,7 @@ They may change with any release: this file is what to check first when the supp
 torch (here and in `pyproject.toml`) moves.
 """
 
+import shutil
 from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
@@ -162,6 +163,11 @@ def cpp_compiler_names() -> tuple[str, ...]:
     configured = torch._inductor.config.cpp.cxx
     names = configured if isinstance(configured, list | tuple) else (configured,)
     return tuple(name for name in names if name) or ("g++",)
+
+
+def find_compiler() -> str | None:
+    """The file of the C++ compiler that Inductor will call; None: there is none."""
+    return next((path for name in cpp_compiler_names() if (path := shutil.which(name))), None)
 
 
 def in_memory(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

@@ -1,10 +1,12 @@
 """Run `ipu-saved-model`: exit 0, 1 with one line for an error, 2 for a wrong usage."""
 
 import argparse
+import re
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from difflib import get_close_matches
+from typing import Any, NoReturn
 
 from ipu_dynamo.saved_model.command.convert_command import add_convert
 from ipu_dynamo.saved_model.command.run_command import add_run
@@ -40,11 +42,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+_known: set[str] = set()  # options of all subcommands
+
+
 class _Parser(argparse.ArgumentParser):
     """Of the command and its subcommands."""
 
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        """Add an argument, and know its name."""
+        _known.update(name for name in names if name.startswith("--"))
+        return super().add_argument(*names, **settings)
+
     def error(self, message: str) -> NoReturn:
-        """Exit with 2. An argument in place of a conversion's method has to come after it."""
+        """Exit with 2. Name similar options, and the place of those of a conversion."""
+        if match := re.match(r"unrecognized arguments: (--\w+)", message):
+            near = get_close_matches(match[1], sorted(_known), n=3)
+            message += f"; did you mean {', '.join(near)}?" if near else ""
         if message.startswith("argument method: invalid choice"):
             message += "; options of a conversion come after ipu: convert ... ipu --num_ipus 2"
         super().error(message)

@@ -2,7 +2,6 @@
 
 import ctypes
 import logging
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ipu_dynamo.ops.private.locks import compile_lock
-from ipu_dynamo.ops.private.native import cpp_compiler_names
+from ipu_dynamo.ops.private.native import find_compiler
 from ipu_dynamo.runtime.engines.compiler_process import CompilerFailed, run_compiler
 from ipu_dynamo.runtime.engines.replay.native_source import SOURCE
 from ipu_dynamo.runtime.engines.stage_key import this_machine
@@ -57,7 +56,7 @@ def _library_in(folder: Path | None) -> ctypes.CDLL | None:
 
 
 def _compiled(folder: Path) -> Path:
-    compiler = next(filter(shutil.which, cpp_compiler_names()), None)
+    compiler = find_compiler()
     if compiler is None:
         raise OSError("no C++ compiler is found")
     (folder / "replay.cpp").write_text(SOURCE, encoding="utf-8")

@@ -165,7 +165,7 @@ def test_key_knows_graph_layout_settings_threads_and_versions(monkeypatch):
     monkeypatch.setattr(stage_key, "__version__", "another")
     stage_key.this_machine.cache_clear()
     add()
-    monkeypatch.setattr(stage_key, "cpp_compiler_names", lambda: (sys.executable,))
+    monkeypatch.setattr(stage_key, "find_compiler", lambda: sys.executable)
     stage_key.this_machine.cache_clear()
     add()
     monkeypatch.undo()

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+import ipu_dynamo.ops.private.native as native
 import ipu_dynamo.runtime.engines.engines as engines
 from ipu_dynamo import IpuError, Options, compile_inference, compile_training
 from ipu_dynamo.runtime.engines.engines import ENGINE, EagerEngine, make_engine
@@ -21,7 +22,8 @@ aten = torch.ops.aten
 
 @pytest.fixture
 def no_compiler(monkeypatch):
-    monkeypatch.setattr(engines, "cpp_compiler_names", lambda: ("g++ -DX",))
+    for module in (engines, native):
+        monkeypatch.setattr(module, "cpp_compiler_names", lambda: ("g++ -DX",))
     engines._compiler.cache_clear()
     yield
     engines._compiler.cache_clear()

@@ -1,7 +1,4 @@
-"""Run `ipu-dynamo`: predict the memory and cycles of a program as text, a report or a trace.
-
-Exit codes: 0; 1: the program does not fit; 2: the input is unusable, said in one line.
-"""
+"""Predict the memory and cycles of a program as text, a report or a trace, for `ipu-dynamo`."""
 
 import argparse
 import os
@@ -40,9 +37,8 @@ class _Unusable(Exception):
     """The input cannot be used."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the result is its exit code. Wrong usage ends the process with 2."""
-    options = _parser().parse_args(arguments)
+def show_prediction(options: argparse.Namespace) -> int:
+    """Do one of the subcommands `predict`, `report` and `trace`; the result is the exit code."""
     try:
         prediction = _prediction(options.what, options.machine, options.entry)
         if options.json:
@@ -154,31 +150,3 @@ def _one_line(error: Exception) -> str:
     """An error in one line of printable characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="ipu-dynamo",
-        description="Predict the memory, cycles and timeline of a program on IPUs.",
-        allow_abbrev=False,
-    )
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "what",
-        metavar="WHAT",
-        help="""a file: a program's text, a saved program or a prediction's JSON; or
-        module:function, which returns a program, or a tuple of a model and the arguments of a
-        micro-batch""",
-    )
-    common.add_argument("--machine", metavar="M", help="name of a system, such as bow-pod16")
-    common.add_argument("--entry", metavar="NAME", help="entry point of a saved program")
-    common.add_argument("--json", metavar="F", help="write the prediction's JSON to this file")
-    common.add_argument("-o", dest="output", metavar="F", help="the file to write")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, what in (
-        ("predict", "print a page of text"),
-        ("report", "write an HTML file, report.html"),
-        ("trace", "write Chrome's trace JSON, trace.json"),
-    ):
-        commands.add_parser(name, parents=[common], help=what, description=what, allow_abbrev=False)
-    return parser
