@@ -32,7 +32,7 @@ from ipu_dynamo.whole_step.anchored_values import wanted_variables
 from ipu_dynamo.whole_step.cache.ready_made import ReadyMade
 from ipu_dynamo.whole_step.calls.call_inputs import CallInputs
 from ipu_dynamo.whole_step.calls.call_signature import ExpectedArguments
-from ipu_dynamo.whole_step.calls.no_backward import refuse_backward, trained_already
+from ipu_dynamo.whole_step.calls.no_backward import attributes_of_others, trained_already
 from ipu_dynamo.whole_step.calls.synthetic_data import without_contents
 from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
 from ipu_dynamo.whole_step.compile_model import (
@@ -365,7 +365,10 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
         if executable.records is not None:
             self._anchored |= executable.records.last
         if self.training:
-            refuse_backward(results.values(), trained_already)
+            for result in results.values():
+                attributes = result.__dict__
+                attributes["backward"] = trained_already
+                attributes["__getstate__"] = partial(attributes_of_others, attributes)
         return _returned(compiled, results)
 
     def _next_hyperparameters(self) -> Hyperparameters:

@@ -1,6 +1,7 @@
 """Present a user's model to the core as a module that takes and returns flat lists of tensors."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any, NoReturn
 
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from ipu_dynamo.capture.layers.dynamic_slices import SliceRules, slicing_by
 from ipu_dynamo.capture.private.tracing import is_fake
-from ipu_dynamo.whole_step.calls.no_backward import refuse_backward
+from ipu_dynamo.whole_step.calls.no_backward import attributes_of_others
 from poptorch._logging import logger
 from poptorch.arg_parsers import custom_parser, rebuilt, tensors_of
 from poptorch.arguments import CallArguments
@@ -75,7 +76,11 @@ class TracedModel(nn.Module):
 
     def restore(self, leaves: Sequence[Any]) -> Any:
         """The model's return value with these leaves, whose `backward` raises."""
-        refuse_backward(leaves, _no_backward)
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                attributes: dict[str, Any] = leaf.__dict__
+                attributes["backward"] = _no_backward
+                attributes["__getstate__"] = partial(attributes_of_others, attributes)
         return self._rebuild(leaves)
 
     def _get_name(self) -> str:

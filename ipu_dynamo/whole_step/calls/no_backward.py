@@ -1,30 +1,23 @@
-"""Say what `backward()` of a step's results has to do: nothing."""
+"""Refuse `backward()` on the results of a step.
 
-from collections.abc import Callable, Iterable
-from functools import partial
+Whoever returns a tensor sets two attributes of it, inline, since every call pays for it:
+
+    attributes["backward"] = trained_already
+    attributes["__getstate__"] = partial(attributes_of_others, attributes)
+
+A tensor that is saved or copied by pickle has neither.
+"""
+
+from collections.abc import Mapping
 from typing import Any, NoReturn
-
-from torch import Tensor
 
 from ipu_dynamo.errors import IpuError
 
 _OURS = ("backward", "__getstate__")
 
 
-def refuse_backward(values: Iterable[Any], refuse: Callable[..., NoReturn]) -> None:
-    """Let `backward` of tensors that a call returns be `refuse`, which raises.
-
-    Saved or copied by pickle, a tensor is as if it had come from elsewhere.
-    """
-    for value in values:
-        if isinstance(value, Tensor):
-            attributes: dict[str, Any] = value.__dict__
-            attributes["backward"] = refuse
-            attributes["__getstate__"] = partial(_attributes_of_others, attributes)
-
-
-def _attributes_of_others(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a tensor that are not from here."""
+def attributes_of_others(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes of a tensor without those two."""
     return {name: value for name, value in attributes.items() if name not in _OURS}
 
 
