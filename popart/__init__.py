@@ -25,7 +25,7 @@ class BatchSerializationBatchSchedule(IntEnum):
 
 
 class RecomputationType(IntEnum):
-    """What the backward pass computes again."""
+    """The values that the backward pass computes again."""
 
     NoRecompute = 0
     Standard = 1
@@ -42,7 +42,7 @@ class SubgraphCopyingStrategy(IntEnum):
 
 
 class SyntheticDataMode(IntEnum):
-    """What stands in for the data of the host."""
+    """The data in place of the host's."""
 
     Off = 0
     Zeros = 1

@@ -1,4 +1,4 @@
-"""Read a launcher's variables; without a launcher each is what a single process has."""
+"""Read a launcher's variables; without a launcher each has the value of a single process."""
 
 import os
 
@@ -89,7 +89,7 @@ def _instances(replicas: int, what: str) -> int:
 
 
 def _number(variable: str, alone: int) -> int:
-    """The value of a launcher's variable, or what a process has that is alone."""
+    """The value of a launcher's variable; `alone` in a process without a launcher."""
     if not isPopdistEnvSet():
         return alone
     text = os.environ.get(variable)

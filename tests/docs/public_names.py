@@ -1,7 +1,7 @@
 """Walk the public names of the packages: the reference shows them, and tests read their docstrings.
 
-The names of a module are those of its `__all__`. Without one they are what it defines, and what it
-imports under the same name (`from a import b as b`).
+The names of a module are those of its `__all__`. Without `__all__` they are its own classes and
+functions, and the imports under the same name (`from a import b as b`).
 """
 
 import ast
@@ -126,7 +126,7 @@ def _callables(names: list[PublicName]) -> Iterator[tuple[str, Any]]:
 
 
 def _signature(path: str, value: Any) -> Signature:
-    """What a docstring has to say; that of a constructor may be of the class that defines it."""
+    """Parameters and docstring; a constructor may have that of the class that defines it."""
     docstrings = [inspect.getdoc(value)]
     if inspect.isclass(value):
         owner = next(kind for kind in value.__mro__ if "__init__" in vars(kind))

@@ -90,7 +90,7 @@ def _entry(path: str, *options: str) -> str:
 
 
 def _pass_section(kind: type) -> list[str]:
-    """What the module says of a pass: a sentence, then Before, After, Keeps and Source."""
+    """The docstring of the module of a pass: a sentence, then Before, After, Keeps and Source."""
     docstring = cleandoc(sys.modules[kind.__module__].__doc__ or "")
     summary, _, rest = docstring.partition("\n\n")
     own = cleandoc(kind.__doc__ or "").removeprefix("The pass.").strip()

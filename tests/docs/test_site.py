@@ -84,6 +84,9 @@ def test_pages_open_without_a_message_or_a_request(browser, address, width, sche
         colours = tab.page.locator("body").get_attribute("data-md-color-scheme")
         assert colours == ("default" if scheme == "light" else "slate"), name
         assert tab.page.locator("h1").count() == 1, name
+        for picture in tab.page.locator("article img:visible").all():
+            assert f"#only-{scheme}" in picture.get_attribute("src"), name
+            assert picture.evaluate("image => image.complete && image.naturalWidth > 0"), name
         wider = tab.page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert wider <= 0, f"{name} is {wider} pixels wider than the window"
         assert tab.messages == [], name
