@@ -13,7 +13,7 @@ _FIRST: tuple[Section, ...] = (("versions", packages), ("PyTorch", pytorch))
 
 
 def doctor() -> int:
-    """Print what is found. The result is 0 if programs can run, else 1."""
+    """Print the findings. The result is 0 if programs can run, else 1."""
     problems = _shown(_FIRST)
     if not any(problem.stops for problem in problems):
         from ipu_dynamo.command import machinery  # needs a PyTorch of these versions

@@ -1,4 +1,4 @@
-"""Look at what is installed, and at the environment: the part of `doctor` without an engine."""
+"""Look at installed packages and at the environment: the part of `doctor` without an engine."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ from pathlib import Path
 from ipu_dynamo.command.findings import Finding, Problem, text_of
 from ipu_dynamo.version import __version__
 
-_PARENT = Path(__file__).resolve().parents[2]  # has ipu_dynamo and what is installed next to it
+_PARENT = Path(__file__).resolve().parents[2]  # of ipu_dynamo and of the packages next to it
 _BESIDE = ("poptorch", "popart", "popdist")
 _PREFIX = "IPU_DYNAMO_"
 # Variables of this package; a test compares them with those that the guide explains.
@@ -95,7 +95,7 @@ def environment() -> Iterator[Finding]:
 
 
 def _readers() -> Mapping[str, Callable[[], object]]:
-    """What reads variables that a program of one layer does not meet, and raises."""
+    """The readers of variables that a small program does not read, by variable; each raises."""
     from ipu_dynamo.machine.system import system_of
     from ipu_dynamo.runtime.ranks.process_group import mesh_of_environment
     from ipu_dynamo.runtime.ranks.watch import limit_of_environment

@@ -163,6 +163,6 @@ def program() -> Iterator[Finding]:
 
 @cache
 def how_they_run() -> str:
-    """What the last line adds."""
+    """The end of the last line, for programs that run."""
     name, _ = choose_engine("auto")
     return " operator by operator" if name == "eager" else ""

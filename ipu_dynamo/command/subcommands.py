@@ -1,4 +1,4 @@
-"""Run `ipu-dynamo`: read its arguments, and do what they say.
+"""Run `ipu-dynamo`: read its arguments and start a subcommand.
 
 Exit codes: 0; 1: the program does not fit, or `doctor` finds that programs cannot run; 2: the
 arguments or the input are unusable.
@@ -14,7 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the result is its exit code. Wrong usage ends the process with 2."""
     options = _parser().parse_args(arguments)
     if options.command == "doctor":
-        from ipu_dynamo.command.doctor import doctor  # each imports what it needs alone
+        from ipu_dynamo.command.doctor import doctor  # imports no front end before PyTorch is known
 
         return doctor()
     from ipu_dynamo.command.predict_command import show_prediction

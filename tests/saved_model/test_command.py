@@ -75,6 +75,21 @@ def test_processes_end_as_the_command_says(folder, tmp_path):
         (("show", "--dir", "x", "--list_ops"), "--list_ops needs"),
         (("show", "--dir", "x", "--signature_def", "y"), "needs --tag_set"),
         (("convert", "--dir", "x"), "--output_dir"),
+        (
+            (
+                "convert",
+                "--dir",
+                "x",
+                "--output_dir",
+                "y",
+                "--tag_set",
+                "z",
+                "ipu",
+                "--num_ipu",
+                "2",
+            ),
+            "did you mean --num_ipus",
+        ),
         (("freeze", "--dir", "x"), "invalid choice"),
     ],
 )

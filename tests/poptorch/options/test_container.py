@@ -23,6 +23,11 @@ def test_values_are_attributes_and_calls(options):
         _ = options.cuont
 
 
+def test_a_setter_of_another_part_is_named():
+    with pytest.raises(AttributeError, match=r"did you mean Training\.gradientAccumulation\?"):
+        poptorch.Options().gradientAccumulation(4)
+
+
 def test_an_attribute_write_is_a_set(options):
     options.count = 4
     options.set(name="y")

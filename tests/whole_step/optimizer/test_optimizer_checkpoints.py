@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ipu_dynamo import CompileError, InputError, Options, compile_inference, compile_training
+from ipu_dynamo.errors import OptionError
 from ipu_dynamo.whole_step.optimizer import optimizer_sync
 
 EAGER = Options("eager")
@@ -160,6 +161,15 @@ def test_schedulers_do_not_warn():
 def test_training_without_an_optimizer_is_refused():
     with pytest.raises(CompileError, match="training needs an optimizer, got None"):
         compile_training(Net(), None)
+
+
+def test_a_loss_in_place_of_the_optimizer_and_other_options_are_named():
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(CompileError, match="training needs an optimizer, got CrossEntropyLoss"):
+        compile_training(model, torch.nn.CrossEntropyLoss(), optimizer)
+    with pytest.raises(OptionError, match="not an object of class CrossEntropyLoss"):
+        compile_training(model, optimizer, torch.nn.CrossEntropyLoss())
 
 
 def test_training_on_narrowed_copies_is_refused():
