@@ -25,8 +25,13 @@ from ipu_dynamo.report.html_page import html_page
 from ipu_dynamo.report.memory_picture import memory_picture
 from ipu_dynamo.report.views.memory_view import category_names, ipu_bars
 from ipu_dynamo.svg_picture import Picture
+from tests.docs.example_pictures import (
+    bert_data,
+    digits_data,
+    keras_data,
+)
 from tests.docs.figures import speedups
-from tests.docs.plots import bars
+from tests.docs.plots import bars, curves
 from tests.report.browser import screenshot
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "pictures"
@@ -208,6 +213,11 @@ def _draw_report(data: Json, dark: bool) -> str:
     return screenshot(_report_page(data), dark=dark)
 
 
+def _example(data: Callable[[], Json], draw: Callable[[Json, bool], str]) -> Shown:
+    alike = draw is _draw_memory
+    return Shown(lambda names: data(), draw, drawn_alike=alike, takes_long=True)
+
+
 PICTURES = {
     "schedules": Shown(_two_schedules, _draw_schedules),
     "six_schedules": Shown(lambda names: _schedules(names["steps"]), _draw_schedules, "pipelines"),
@@ -219,6 +229,9 @@ PICTURES = {
         "reading_programs",
     ),
     "report": Shown(_prediction, _draw_report, "predicting", drawn_alike=False),
+    "digits": _example(digits_data, curves),
+    "bert": _example(bert_data, curves),
+    "keras_digits": _example(keras_data, curves),
 }
 
 

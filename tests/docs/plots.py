@@ -71,15 +71,15 @@ def curves(data: Any, dark: bool) -> str:
     """Draw the losses of trainings over their steps.
 
     Args:
-        data: `losses` has a list for each training. The first is a thick line, so that others on
-            the same values can be seen.
+        data: `losses` has a list for each training, over `x`. The first is a thick line, so that
+            others on the same values can be seen.
     """
 
     def draw(axes: Any) -> None:
         for number, (name, losses) in enumerate(data["losses"].items()):
-            style = {"linewidth": 5, "alpha": 0.45} if number == 0 else {"linewidth": 1.5}
+            style = {"linewidth": 5, "alpha": 0.7} if number == 0 else {"linewidth": 1.5}
             axes.plot(range(len(losses)), losses, label=name, color=_COLOURS[number], **style)
-        axes.set_xlabel("update")
+        axes.set_xlabel(data["x"])
         axes.set_ylabel("loss")
         axes.grid(axis="y")
         axes.legend()
