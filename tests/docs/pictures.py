@@ -27,11 +27,13 @@ from ipu_dynamo.report.views.memory_view import category_names, ipu_bars
 from ipu_dynamo.svg_picture import Picture
 from tests.docs.example_pictures import (
     bert_data,
+    choices_data,
     digits_data,
     keras_data,
+    predict_data,
 )
 from tests.docs.figures import speedups
-from tests.docs.plots import bars, curves
+from tests.docs.plots import bars, curves, points
 from tests.report.browser import screenshot
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "pictures"
@@ -229,6 +231,8 @@ PICTURES = {
         "reading_programs",
     ),
     "report": Shown(_prediction, _draw_report, "predicting", drawn_alike=False),
+    "predict_a_model": _example(predict_data, _draw_memory),
+    "choices": _example(choices_data, points),
     "digits": _example(digits_data, curves),
     "bert": _example(bert_data, curves),
     "keras_digits": _example(keras_data, curves),
