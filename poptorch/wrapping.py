@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from ipu_dynamo.capture.private.own_tensors import own_slots
+from ipu_dynamo.inspection.inspect_model import captured
+from ipu_dynamo.inspection.inspection import Inspection
 from ipu_dynamo.ops.private.native import DisableTorchFunctionSubclass
 from ipu_dynamo.whole_step.weights.dual_view import DualView
 from poptorch.errors import createPoptorchError
@@ -91,6 +93,11 @@ def _methods(device: DualView, plain: type[nn.Module]) -> dict[str, Any]:
         if (owner := device.owner) is not None:
             owner.destroy()
 
+    def __ipu_inspect__(self: Any) -> Inspection:
+        """Inspect the executor that trains this module."""
+        owner = device.owner
+        return captured(self) if owner is None else owner.__ipu_inspect__()
+
     def __copy__(self: Any) -> Any:
         return twin_of(self, lambda state: state)
 
@@ -121,8 +128,8 @@ def _methods(device: DualView, plain: type[nn.Module]) -> dict[str, Any]:
         _, args, *rest = reduced
         return (object.__new__, (plain, *args[1:]), *rest)
 
-    methods = (__getattribute__, copyWeightsToHostIfNeeded, destroy, __copy__, __deepcopy__)
-    return {method.__name__: method for method in (*methods, __reduce_ex__)}
+    methods = (__getattribute__, copyWeightsToHostIfNeeded, destroy, __ipu_inspect__, __copy__)
+    return {method.__name__: method for method in (*methods, __deepcopy__, __reduce_ex__)}
 
 
 class Wrapping:

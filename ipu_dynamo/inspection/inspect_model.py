@@ -38,7 +38,7 @@ def inspect(x: Any) -> Inspection:
         seen: Inspection = give(x)
         return seen
     if not callable(x) or isinstance(x, type):
-        what = f"the class {x.__name__}" if isinstance(x, type) else f"a {type(x).__name__}"
+        what = f"the class {x.__name__}" if isinstance(x, type) else f"the {type(x).__name__} {x!r}"
         raise InputError(
             f"inspect takes a compiled model, and not {what}",
             hint="give a function, a module, or what compile_training or load returned",

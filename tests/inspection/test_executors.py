@@ -64,3 +64,14 @@ def test_members(monkeypatch):
     assert [row.layers for row in seen.cut.rows] == [("first",), ("second",)]
     inference = poptorch.inferenceModel(Net())
     assert repr(inspect(inference)).startswith("<inference executor of Net: not compiled yet")
+
+
+def test_a_module_that_is_trained_shows_its_executor():
+    training = executor()
+    assert str(inspect(training.model)) == str(inspect(training))
+    training(X, Y)
+    assert "2 stages on 2 IPUs" in str(inspect(training.model))
+    assert str(inspect(training.model)) == str(inspect(training))
+    model = training.model
+    training.destroy()
+    assert "not compiled yet" in str(inspect(model))

@@ -1,5 +1,6 @@
 """Check what `inspect` and `explain` show of functions and modules of `torch.compile`."""
 
+import functools
 import warnings
 
 import pytest
@@ -119,7 +120,7 @@ def test_functions_and_methods():
     with torch.no_grad():
         method(X)
     assert kinds(inspect(method)) == ["inference"]
-    with pytest.raises(InputError, match="inspect takes a compiled model, and not a int"):
+    with pytest.raises(InputError, match="inspect takes a compiled model, and not the int 3"):
         inspect(3)
 
 
@@ -363,3 +364,24 @@ def test_a_class_is_nothing_to_look_at():
     for look in (inspect, explain):
         with pytest.raises(InputError, match="a compiled model, and not the class Linear"):
             look(nn.Linear)
+
+
+def test_functions_that_name_themselves_are_followed_once():
+    def counted(forward):
+        @functools.wraps(forward)
+        def call(self, x):
+            call.calls += 1
+            return forward(self, x)
+
+        call.calls = 0
+        return call
+
+    class Counted(nn.Module):
+        @counted
+        def forward(self, x):
+            return torch.tanh(x)
+
+    model = Counted()
+    assert "not compiled yet" in str(inspect(model))
+    torch.compile(model, backend="ipu", options=EAGER)(X)
+    assert inspect(model).programs

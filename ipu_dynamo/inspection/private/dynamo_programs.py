@@ -51,6 +51,7 @@ class CompiledFrames:
 
     def __init__(self, x: Any) -> None:
         self._seen: dict[CodeType, None] = {}
+        self._followed: set[tuple[FunctionType, nn.Module | None]] = set()  # some name themselves
         self.callables: dict[Any, bool] = {}
         self._follow(unwrapped(x), None)
         self.failures = tuple(_failures(self._seen))
@@ -72,7 +73,8 @@ class CompiledFrames:
         if isinstance(x, MethodType):
             owner = x.__self__ if isinstance(x.__self__, nn.Module) else module
             self._follow(x.__func__, owner)
-        elif isinstance(x, FunctionType):
+        elif isinstance(x, FunctionType) and (x, module) not in self._followed:
+            self._followed.add((x, module))
             self._code(x.__code__, x.__globals__, module)
             for cell in x.__closure__ or ():
                 try:
