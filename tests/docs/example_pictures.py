@@ -73,9 +73,8 @@ def keras_data() -> Json:
 
 
 def gpt_data() -> Json:
-    """Losses, speed and memory of `examples/gpt.py`."""
+    """Losses and memory of `examples/gpt.py`."""
     figures, measured = _of_example(gpt.main)
-    measured |= _times(figures, "four IPUs", "plain PyTorch", "an update")
     measured["losses of the first 20 updates, at most apart"] = f"{figures['difference']:.0e}"
     predicted = {
         "kept for backward passes on IPUs, values computed again": _kib(
@@ -127,13 +126,6 @@ def predict_data() -> Json:
         "ipus": ipu_bars(best),
         "predicted": predicted,
         "measured": measured,
-    }
-
-
-def _times(figures: dict[str, Any], ours: str, theirs: str, what: str) -> dict[str, str]:
-    return {
-        f"{what}, {ours}": f"{1e3 * figures['seconds']:.0f} ms",
-        f"{what}, {theirs}": f"{1e3 * figures['plain_seconds']:.0f} ms",
     }
 
 

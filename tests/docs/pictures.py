@@ -29,6 +29,7 @@ from tests.docs.example_pictures import (
     bert_data,
     choices_data,
     digits_data,
+    gpt_data,
     keras_data,
     predict_data,
 )
@@ -231,6 +232,7 @@ PICTURES = {
         "reading_programs",
     ),
     "report": Shown(_prediction, _draw_report, "predicting", drawn_alike=False),
+    "gpt": _example(gpt_data, curves),
     "predict_a_model": _example(predict_data, _draw_memory),
     "choices": _example(choices_data, points),
     "digits": _example(digits_data, curves),
