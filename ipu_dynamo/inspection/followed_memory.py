@@ -106,6 +106,9 @@ def why_not_followed(host: HostProgram) -> str:
     inputs = (n for f in host.functions for n in f.graph.graph.find_nodes(op="placeholder"))
     if {node.meta["val"].device.type for node in inputs} - {"cpu"}:
         return "it has other devices than the CPU"
+    for name, recipe in host.recipes.items():
+        if recipe.compiled_parts and allocating_stage(recipe) is None:
+            return f"the allocations in the machine code of @{name} are not known"
     return ""
 
 
@@ -222,8 +225,7 @@ class _Follower(TorchDispatchMode):
         graph, fused = recipe.lowered.graph.graph, self._host.fused
         compiled = bool(recipe.compiled_parts)
         stage = allocating_stage(recipe) if compiled else eager_stage(recipe)
-        is_followed = stage is not None
-        stage = stage or eager_stage(recipe)
+        assert stage is not None, "see `why_not_followed`"
         inputs, packed = graph.find_nodes(op="placeholder"), self._packed(recipe)
         sources = {node.name: source_line(node) for node in graph.nodes}
         kinds = {variable.name: variable.kind for variable in self._host.runs.variables}
@@ -233,10 +235,7 @@ class _Follower(TorchDispatchMode):
             self._call = (*next(self._calls), sources)
             arguments += packed
             self._note_all(inputs, arguments)
-            if is_followed:
-                with self:
-                    results = stage(arguments)
-            else:
+            with self:
                 results = stage(arguments)
             if compiled:
                 self._step(recipe.function.name, "", "")
