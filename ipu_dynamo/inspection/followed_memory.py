@@ -32,6 +32,7 @@ from ipu_dynamo.program.schedule.stage_passes import instructions_of_passes
 from ipu_dynamo.runtime.engines.eager_code import running_node
 from ipu_dynamo.runtime.engines.engines import EagerEngine, allocating_stage, eager_stage
 from ipu_dynamo.runtime.engines.stage import Stage
+from ipu_dynamo.runtime.engines.stage_key import keyed
 from ipu_dynamo.runtime.execute.fused_step import FusedStep
 from ipu_dynamo.runtime.execute.host_io.batching import Batching
 from ipu_dynamo.runtime.execute.host_io.host_streams import HostStreams, SentStream
@@ -107,7 +108,7 @@ def why_not_followed(host: HostProgram) -> str:
     if {node.meta["val"].device.type for node in inputs} - {"cpu"}:
         return "it has other devices than the CPU"
     for name, recipe in host.recipes.items():
-        if recipe.compiled_parts and allocating_stage(recipe) is None:
+        if recipe.compiled_parts and allocating_stage(keyed(recipe)) is None:
             return f"the allocations in the machine code of @{name} are not known"
     return ""
 

@@ -152,6 +152,7 @@ def test_importing_it_imports_no_torch():
     assert processes.run(sys.executable, "-c", program).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 def test_some_of_three_instances_act_together():
     program = processes.PROGRAMS / "act_together.py"

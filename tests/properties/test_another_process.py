@@ -113,6 +113,7 @@ def assert_same_without_a_folder(jobs, folder, monkeypatch):
     assert_another_process_does_the_same(jobs, folder, monkeypatch, off, nowhere, nullcontext())
 
 
+@pytest.mark.slow
 def test_a_process_with_the_same_folder_decides_and_computes_the_same(tmp_path, monkeypatch):
     options = Options("inductor", gradient_accumulation=3, seed=7)
     wide = Job(Recipe(width=256, rows=64), BlockPlacement(), options)

@@ -61,11 +61,10 @@ def cases():
     for event in EVENTS:
         for wait in SHAPES:
             for lost in (RANKS - 1, 0):
-                is_quick = (event, wait, lost) == ("is_killed", "message", RANKS - 1)
-                marks = [] if is_quick else [pytest.mark.slow]
-                yield pytest.param(event, wait, lost, marks=marks)
+                yield event, wait, lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("event", "wait", "lost"), [*cases()])
 def test_a_lost_rank_is_named_on_all_others(tmp_path, event, wait, lost):
     codes, found = outputs(tmp_path, lost, wait, event)

@@ -200,5 +200,5 @@ def test_reset_forgets_programs_and_notices(caplog):
 
 def test_options_of_another_backend_are_named():
     """`torch.compiler.set_default_backend` sends them here."""
-    with pytest.raises(ipu_dynamo.IpuError, match=r"no option .triton.cudagraphs.; there are"):
+    with pytest.raises(ipu_dynamo.IpuError, match=r"no option .triton.cudagraphs.; it is one"):
         torch.compile(torch.sin, backend=ipu, options={"triton.cudagraphs": True})(torch.ones(2))

@@ -28,7 +28,7 @@ def _close(actual: Any, expected: Any, tolerance: float) -> None:
 
 @settings(phases=[Phase.explicit, Phase.generate])
 @pytest.mark.examples(50)
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @given(case=cases())
 def test_equals_plain_keras_on_the_whole_batch(case: Case) -> None:
     x, y, weights = data(case, rows=ROWS)

@@ -317,6 +317,7 @@ if other:
 """
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_compile_once(folder, tmp_path):
     meeting = tmp_path / "meeting"
     meeting.mkdir()

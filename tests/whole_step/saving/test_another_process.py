@@ -200,6 +200,7 @@ def test_all_strategies_go_on(tmp_path):
     check(CASES, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_compiled_functions_go_on(tmp_path):
     check(INDUCTOR[:1], tmp_path)
