@@ -100,7 +100,7 @@ class IPUConfig(Stored):
     matmul_proportion: float | list[float] = field(
         _PROPORTION,
         "setAvailableMemoryProportion",
-        "recorded, until the machine model reads it",
+        "for predictions: the share of memory that a product may use for temporary values",
         lowest=0,
     )
     inference_matmul_proportion: float | list[float] | None = field(
