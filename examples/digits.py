@@ -111,8 +111,8 @@ def held_back_scores(network: Network, data: TensorDataset) -> Tensor:
     return torch.cat(parts)[: len(images)]
 
 
-def images_per_second(step: Step, images: Tensor, labels: Tensor) -> tuple[float, float]:
-    """The speed of a call, and the loss of its last micro-batch."""
+def timed_call(step: Step, images: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Images per second of a call, and the loss of its last micro-batch."""
     begin = time.perf_counter()
     loss = step(images, labels)
     return len(labels) / (time.perf_counter() - begin), float(loss)
@@ -150,7 +150,7 @@ def main(epochs: int) -> dict[str, Any]:
             for name, step in steps.items():
                 if call < 2:  # the first one compiles, but for the program above
                     bar.set_postfix_str(f"first call of {name}" if call == 0 else "")
-                rate, loss = images_per_second(step, images, labels)
+                rate, loss = timed_call(step, images, labels)
                 losses[name][epoch] += loss / len(loader)
                 if call > 0:
                     rates[name].append(rate)

@@ -38,15 +38,15 @@ VARIABLES = frozenset(
         "IPU_DYNAMO_WITHOUT",
     }
 )
-_OTHERS: tuple[str, ...] = (
+_OTHERS = (
     "CXX",
     "KERAS_BACKEND",
     "OMP_NUM_THREADS",
     "PVTI_OPTIONS",
     "TORCH_LOGS",
     "TORCH_TRACE",
+    "XDG_CACHE_HOME",
 )
-_OTHERS += ("XDG_CACHE_HOME",)
 _PREFIXES = (_PREFIX, "POPTORCH_", "POPLAR_", "POPDIST_", "TORCHINDUCTOR_")
 
 

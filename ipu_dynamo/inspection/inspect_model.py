@@ -38,7 +38,11 @@ def inspect(x: Any) -> Inspection:
         seen: Inspection = give(x)
         return seen
     if not callable(x) or isinstance(x, type):
-        what = f"the class {x.__name__}" if isinstance(x, type) else f"the {type(x).__name__} {x!r}"
+        what = (
+            f"the class {x.__name__}"
+            if isinstance(x, type)
+            else f"an object of class {type(x).__name__}"
+        )
         raise InputError(
             f"inspect takes a compiled model, and not {what}",
             hint="give a function, a module, or what compile_training or load returned",

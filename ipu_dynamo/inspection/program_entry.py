@@ -50,7 +50,7 @@ class HostEntry:
         schedule = None if executable.fused else executable.schedule
         host = executable.host_program
         absent = {"timeline": _NOT_RECORDED, **({} if schedule else {"schedule": fused})}
-        if why := why_not_followed(host):
+        if why := why_not_followed(_running(executable)):
             absent["memory"] = why
         return cls(
             host,
@@ -125,10 +125,14 @@ class HostEntry:
         return f"<this computer's part of a {self.program.program.kind} program: {count}>"
 
 
+def _running(executable: Executable) -> HostProgram:
+    """The program in the form that runs: a fused step is made again for other hyperparameters."""
+    return executable.host_program if executable.fused is None else executable.fused.now.host
+
+
 def memory_of(executable: Executable) -> HostMemory:
     """Follow the memory of a step, in the form that runs."""
-    fused = executable.fused
-    host = executable.host_program if fused is None else fused.now.host
+    fused, host = executable.fused, _running(executable)
     calls = [i for i in sections(host.runs).loop if isinstance(i, Call)]
     variables = {
         stage: [(v.kind, v.held.nbytes * len(host.replicas.holders(v))) for v in of]
@@ -141,7 +145,7 @@ def memory_of(executable: Executable) -> HostMemory:
 def tasks_of(executable: Executable) -> list[TaskBytes]:
     """The memory around each task of a step, for traces; none where it is not followed, or where
     that takes long."""
-    host = executable.host_program
+    host = _running(executable)
     nodes = {f.name: len(f.graph.graph.nodes) for f in host.runs.functions}
     passes = sections(host.runs).micro_batches * len(host.replicas.own)
     if passes * sum(nodes[call.function] for call in host.runs.calls) > _MOST_OPERATORS:

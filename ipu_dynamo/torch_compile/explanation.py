@@ -159,8 +159,11 @@ def _left_as_it_was(model: object) -> Iterator[Callable[[Iterable[Any]], None]]:
 
 
 def _modules_of(x: Any, seen: set[int]) -> Iterator[nn.Module]:
-    """The modules that a call of `x` may change, as far as `x` names them: itself, what it is a
-    method of, closes over or has as a global, also in a list or a dictionary."""
+    """The modules that a call of `x` may change, as far as `x` names them.
+
+    These are `x` itself, the object of a method, and modules in its closure or its globals, also in
+    a list or a dictionary.
+    """
     x, inside = unwrapped(x), list[Any]()
     if id(x) in seen:
         return

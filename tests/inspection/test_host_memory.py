@@ -115,3 +115,26 @@ def test_of_machine_code_steps_are_what_it_allocates():
     assert "inside @" in str(memory)
     most = max(at.get("temporaries", 0) for at in memory.curve())
     assert 12 * 64 * 8 * 4 <= most <= 4 * 12 * 64 * 8 * 4
+
+
+class Fitted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+
+    def forward(self, x):
+        return nn.functional.mse_loss(self.layers(x), x)
+
+
+def test_a_step_that_is_fused_again_is_followed_as_it_runs():
+    model = Fitted()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    options = Options(engine="inductor", force={"FuseStep": True, "ReplaySteps": False})
+    step = compile_training(model, optimizer, options)
+    step(X)
+    host = inspect(step).program.host
+    assert host.program.fused is not None
+    assert host.memory.peak_bytes() > 0
+    optimizer.param_groups[0]["momentum"] = 0.0  # the step is fused for other zeros
+    step(X)
+    assert inspect(step).program.host.memory.peak_bytes() > 0

@@ -120,7 +120,9 @@ def test_functions_and_methods():
     with torch.no_grad():
         method(X)
     assert kinds(inspect(method)) == ["inference"]
-    with pytest.raises(InputError, match="inspect takes a compiled model, and not the int 3"):
+    with pytest.raises(
+        InputError, match="inspect takes a compiled model, and not an object of class int"
+    ):
         inspect(3)
 
 

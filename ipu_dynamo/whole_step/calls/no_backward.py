@@ -1,6 +1,6 @@
 """Refuse `backward()` on the results of a step.
 
-Whoever returns a tensor sets two attributes of it, inline, since every call pays for it:
+The code that returns a tensor sets two attributes of it. This is inline, as each call pays for it:
 
     attributes["backward"] = trained_already
     attributes["__getstate__"] = partial(attributes_of_others, attributes)
