@@ -44,6 +44,11 @@ class ReplicaSums:
             blocks = [share.of_rank(rank).replicas(replicas) for rank in share.of_column]
         if len(values) != len(own):
             raise ValueError(f"values of {len(values)} replicas, and the rank has {len(own)}")
+        values = [[tensor for tensor in tensors if tensor.numel()] for tensors in values]
+        self._local: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._exchanges: list[_Gathered | _Dealt] = []
+        if not values[0]:
+            return
         parts = [part for block in blocks for part in subtrees(replicas, block)]
         part_of = {replica: place for place, part in enumerate(parts) for replica in part}
         adds = [*additions(replicas)]
@@ -52,8 +57,7 @@ class ReplicaSums:
             for total, term in adds
             if total in own and part_of[total] == part_of[term]
         ]
-        self._exchanges: list[_Gathered | _Dealt] = []
-        if transport is None or len(blocks) == 1 or not values[0]:
+        if transport is None or len(blocks) == 1:
             return
         across = [
             (part_of[total], part_of[term])

@@ -13,7 +13,8 @@ from ipu_dynamo.runtime.ranks.replica_sums import ReplicaSums
 from ipu_dynamo.testing.rank_threads import run_ranks
 
 SHAPES = [(torch.float32, (3, 5)), (torch.int64, (2,)), (torch.float32, ()), (torch.float16, (7,))]
-SHAPES += [(torch.float32, (0, 4)), (torch.bfloat16, (2, 3, 1))]
+EMPTY = [(torch.float32, (0, 4))]
+SHAPES += [*EMPTY, (torch.bfloat16, (2, 3, 1))]
 
 
 def values_of(replicas, seed, shapes=SHAPES):
@@ -41,15 +42,17 @@ def sums_of_one_process(values):
     columns=st.integers(1, 2),
     each=st.integers(1, 5),
     gathered=st.sampled_from([0, 24, 1 << 16]),
+    shapes=st.just(SHAPES) | st.lists(st.sampled_from(SHAPES), max_size=3),
     seed=st.integers(0, 99),
 )
-@example(rows=2, columns=1, each=3, gathered=0, seed=0)  # 3 + 3 of 6: two partial sums each
-@example(rows=2, columns=1, each=5, gathered=0, seed=0)  # two partial sums and three
-@example(rows=2, columns=1, each=5, gathered=1 << 16, seed=0)
-@example(rows=3, columns=2, each=1, gathered=24, seed=0)  # bytes: floats are above it
-def test_sums_over_ranks_have_the_bits_of_one_process(rows, columns, each, gathered, seed):
+@example(rows=2, columns=1, each=3, gathered=0, shapes=SHAPES, seed=0)  # 3 + 3: two partial sums
+@example(rows=2, columns=1, each=5, gathered=0, shapes=SHAPES, seed=0)  # two of them and three
+@example(rows=2, columns=1, each=5, gathered=1 << 16, shapes=SHAPES, seed=0)
+@example(rows=3, columns=2, each=1, gathered=24, shapes=SHAPES, seed=0)  # bytes: floats are above
+@example(rows=2, columns=1, each=2, gathered=1 << 16, shapes=EMPTY, seed=0)
+def test_sums_over_ranks_have_the_bits_of_one_process(rows, columns, each, gathered, shapes, seed):
     replicas = rows * each
-    values = [values_of(replicas, seed + column) for column in range(columns)]
+    values = [values_of(replicas, seed + column, shapes) for column in range(columns)]
 
     def run(transport):
         share = transport.share
