@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from ipu_dynamo.torch_compile.explanation import explain
     from ipu_dynamo.whole_step.api import compile_inference, compile_training
     from ipu_dynamo.whole_step.checkpoints.checkpoint_files import latest_checkpoint
-    from ipu_dynamo.whole_step.checkpoints.checkpoints import load_checkpoint, save_checkpoint
+    from ipu_dynamo.whole_step.checkpoints.load_checkpoint import load_checkpoint
+    from ipu_dynamo.whole_step.checkpoints.save_checkpoint import save_checkpoint
     from ipu_dynamo.whole_step.compiled_model import CompiledModel
     from ipu_dynamo.whole_step.free_rows import FreeRows, free_rows
     from ipu_dynamo.whole_step.optimizer.function_update import TracedUpdate
@@ -174,7 +175,8 @@ _NAMES_IN = {
     "ipu_dynamo.saved.refusal": ("Reason", "SavedProgramError"),
     "ipu_dynamo.saved.values": ("register_named_tuple",),
     "ipu_dynamo.whole_step.checkpoints.checkpoint_files": ("latest_checkpoint",),
-    "ipu_dynamo.whole_step.checkpoints.checkpoints": ("load_checkpoint", "save_checkpoint"),
+    "ipu_dynamo.whole_step.checkpoints.load_checkpoint": ("load_checkpoint",),
+    "ipu_dynamo.whole_step.checkpoints.save_checkpoint": ("save_checkpoint",),
     "ipu_dynamo.whole_step.free_rows": ("FreeRows", "free_rows"),
     "ipu_dynamo.whole_step.optimizer.function_update": ("TracedUpdate",),
     "ipu_dynamo.whole_step.predict_model": ("predict",),
