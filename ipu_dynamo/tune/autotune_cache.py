@@ -7,21 +7,49 @@ answer stays, for all later processes, until its file is removed.
 import json
 import logging
 from collections.abc import Callable, Collection, Mapping
+from hashlib import sha256
 from pathlib import Path
 
-from ipu_dynamo.tune.artifact_store import keep_first, replace_file, sealed, unsealed
+from ipu_dynamo.ops.private.locks import nested_lock
+from ipu_dynamo.tune.artifact_store import keep_first, open_store, replace_file, sealed, unsealed
+from ipu_dynamo.tune.machine_name import machine_name
 
 log = logging.getLogger(__name__)
-Figures = Mapping[str, Mapping[str, float]]
+Seconds = Mapping[str, Mapping[str, float]]  # of each way to do each of some things
+_known: dict[Path, Seconds | None] = {}  # the answers that this process has, by file
+_lock = nested_lock()
 
 
 def kept_figures(
-    path: Path, machine: str, things: Collection[str], measure: Callable[[], Figures]
-) -> Figures | None:
-    """Seconds of each way to do each of `things`, from `path`, or measured now and written there.
+    kind: str, question: str, things: Collection[str], measure: Callable[[], Seconds]
+) -> Seconds | None:
+    """Seconds of each way to do each of `things`: read from a file, or measured now and kept there.
 
     None if they cannot be kept: another process would then measure, and choose, something else.
+
+    Args:
+        kind: the folder of questions like this one.
+        question: all that decides the answer, apart from the machine.
     """
+    if (store := open_store()) is None:
+        return None
+    machine = machine_name()
+    name = sha256(f"{machine}\n{question}".encode()).hexdigest()[:32]
+    path = store.folder / kind / f"{name}.json"
+    with _lock:
+        if path not in _known:
+            _known[path] = _read_or_measured(path, machine, things, measure)
+        return _known[path]
+
+
+def forget() -> None:
+    """Read the files again when they are needed next, as another process does."""
+    _known.clear()
+
+
+def _read_or_measured(
+    path: Path, machine: str, things: Collection[str], measure: Callable[[], Seconds]
+) -> Seconds | None:
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
@@ -42,11 +70,11 @@ def kept_figures(
         return None
 
 
-def _written(figures: Figures, machine: str) -> bytes:
+def _written(figures: Seconds, machine: str) -> bytes:
     return sealed(json.dumps({"machine": machine, "seconds": figures}, indent=1))
 
 
-def _read(path: Path, machine: str, things: Collection[str]) -> Figures:
+def _read(path: Path, machine: str, things: Collection[str]) -> Seconds:
     """Read the figures of a file.
 
     Raises:

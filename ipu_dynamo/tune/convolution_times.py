@@ -5,9 +5,6 @@ As with matmuls, the figures decide which code a stage runs.
 
 import logging
 from collections.abc import Mapping
-from functools import cache
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +12,8 @@ import torch.nn.functional as F
 
 from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.patches import by_channel, patches
-from ipu_dynamo.tune.artifact_store import open_store
 from ipu_dynamo.tune.autotune_cache import kept_figures
 from ipu_dynamo.tune.convolution_shape import ConvolutionShape
-from ipu_dynamo.tune.machine_name import machine_name
 from ipu_dynamo.tune.microbenchmark import one_thread, shortest_times
 
 log = logging.getLogger(__name__)
@@ -29,20 +24,8 @@ _COMPILED = 0.4
 
 def convolution_times(shape: ConvolutionShape) -> Mapping[str, float] | None:
     """Seconds of a convolution in each way; None where no folder keeps them."""
-    store = open_store()
-    return _times_in(store.folder, machine_name(), shape) if store else None
-
-
-def forget() -> None:
-    """Read the files again when they are needed next."""
-    _times_in.cache_clear()
-
-
-@cache
-def _times_in(folder: Path, machine: str, shape: ConvolutionShape) -> Mapping[str, float] | None:
-    name = sha256(f"{machine}\n{shape!r}".encode()).hexdigest()[:32]
-    path, key = folder / "convolutions" / f"{name}.json", repr(shape)
-    kept = kept_figures(path, machine, [key], lambda: {key: measure(shape)})
+    key = repr(shape)
+    kept = kept_figures("convolutions", key, [key], lambda: {key: measure(shape)})
     return kept[key] if kept else None
 
 

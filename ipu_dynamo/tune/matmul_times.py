@@ -5,19 +5,13 @@ The figures decide which library a stage calls.
 
 import logging
 from collections.abc import Callable, Mapping
-from functools import cache
-from hashlib import sha256
-from pathlib import Path
 from typing import Literal
 
 import torch
 
 from ipu_dynamo.ops import onednn
-from ipu_dynamo.ops.private.locks import fork_safe_lock
 from ipu_dynamo.ops.private.native import onednn_pack
-from ipu_dynamo.tune.artifact_store import open_store
 from ipu_dynamo.tune.autotune_cache import kept_figures
-from ipu_dynamo.tune.machine_name import machine_name
 from ipu_dynamo.tune.matmul_classes import MatmulClass, example_of
 from ipu_dynamo.tune.microbenchmark import one_thread, shortest_times
 
@@ -25,7 +19,6 @@ log = logging.getLogger(__name__)
 Way = Literal["torch", "onednn", "packed"]
 Times = Mapping[MatmulClass, Mapping[Way, float]]
 _SECONDS = 0.05  # for each class
-_lock = fork_safe_lock()
 
 
 def matmul_times(matmul: MatmulClass) -> Mapping[Way, float] | None:
@@ -33,21 +26,8 @@ def matmul_times(matmul: MatmulClass) -> Mapping[Way, float] | None:
 
     None where no folder keeps them: another process would choose otherwise.
     """
-    with _lock:
-        store = open_store()
-        return _times_in(store.folder, machine_name(), matmul) if store else None
-
-
-def forget() -> None:
-    """Read the files again when they are needed next."""
-    _times_in.cache_clear()
-
-
-@cache
-def _times_in(folder: Path, machine: str, matmul: MatmulClass) -> Mapping[Way, float] | None:
-    name = sha256(f"{machine}\n{matmul}".encode()).hexdigest()[:32]
-    path, key = folder / "matmuls" / f"{name}.json", str(matmul)
-    kept = kept_figures(path, machine, [key], lambda: {key: measure(matmul)})
+    key = str(matmul)
+    kept = kept_figures("matmuls", key, [key], lambda: {key: measure(matmul)})
     return kept[key] if kept else None  # type: ignore[return-value]
 
 

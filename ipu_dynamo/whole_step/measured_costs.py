@@ -6,8 +6,6 @@ If results cannot be kept, nothing is measured: another process would cut the mo
 import logging
 from dataclasses import replace
 from functools import partial
-from hashlib import sha256
-from pathlib import Path
 
 import torch
 
@@ -21,13 +19,10 @@ from ipu_dynamo.program.ir.function import structural_key
 from ipu_dynamo.progress import begin
 from ipu_dynamo.runtime.engines.engines import make_engine
 from ipu_dynamo.runtime.engines.stage_key import this_machine
-from ipu_dynamo.tune.artifact_store import open_store
-from ipu_dynamo.tune.autotune_cache import Figures, kept_figures
-from ipu_dynamo.tune.machine_name import machine_name
+from ipu_dynamo.tune.autotune_cache import Seconds, kept_figures
 from ipu_dynamo.tune.operator_times import operator_times
 
 log = logging.getLogger(__name__)
-_known: dict[Path, Costs] = {}  # those that this process has read, by file
 _DIRECTIONS = ("forward", "backward")
 
 
@@ -58,23 +53,16 @@ def measured_costs(capture: Traced, options: Options, *, loss: int | None) -> Co
     ]
     one_each = PassManager("costs").run(left_out(steps, alone), one_stage_each(capture))
     assert isinstance(one_each, Joint), "the last passes are of joint graphs"
-    if (store := open_store()) is None:
-        return costs_of(one_each, estimated_seconds)
     fused = make_engine(options.stage_engine).name == "inductor"
     threads = max(1, torch.get_num_threads() // (options.strategy.ipus or 1))
     stages = [node.meta.get("ipu.stage") for node in one_each.graph.graph.nodes]
     parts = structural_key(one_each.graph), stages, fused, threads, this_machine()
-    path = store.folder / "operators" / f"{sha256(repr(parts).encode()).hexdigest()}.json"
-    if path not in _known:
-        measure = partial(_measure, one_each, threads=threads, fused=fused)
-        figures = kept_figures(path, machine_name(), _DIRECTIONS, measure)
-        if figures is None:
-            return costs_of(one_each, estimated_seconds)
-        _known[path] = _read(figures)
-    return _known[path]
+    measure = partial(_measure, one_each, threads=threads, fused=fused)
+    figures = kept_figures("operators", repr(parts), _DIRECTIONS, measure)
+    return _read(figures) if figures else costs_of(one_each, estimated_seconds)
 
 
-def _measure(one_each: Joint, *, threads: int, fused: bool) -> Figures:
+def _measure(one_each: Joint, *, threads: int, fused: bool) -> Seconds:
     begin("measuring")
     seconds = operator_times(one_each.graph, threads=threads, fused=fused)
     costs = costs_of(one_each, lambda node: seconds.get(node, 0.0))
@@ -84,6 +72,6 @@ def _measure(one_each: Joint, *, threads: int, fused: bool) -> Figures:
     }
 
 
-def _read(figures: Figures) -> Costs:
+def _read(figures: Seconds) -> Costs:
     forward, backward = (figures[direction] for direction in _DIRECTIONS)
     return tuple((forward[str(i)], backward[str(i)]) for i in range(len(forward)))

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from ipu_dynamo import IpuError
+from ipu_dynamo.tune import autotune_cache, matmul_times
 from ipu_dynamo.tune import matmul_choice as chosen
-from ipu_dynamo.tune import matmul_times
 from ipu_dynamo.tune.artifact_store import CACHE_DIR, OFF
 from ipu_dynamo.tune.figures import Figures
-from ipu_dynamo.tune.machine_name import machine_name
 from ipu_dynamo.tune.matmul_choice import MATMUL, MatmulChoice, matmul_choice
 from ipu_dynamo.tune.matmul_classes import MEASURED, MatmulClass, example_of
 
@@ -21,9 +20,9 @@ LARGE = MatmulClass("a @ b.t()", "large")
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_DIR, str(tmp_path))
-    matmul_times.forget()
+    autotune_cache.forget()
     yield tmp_path
-    matmul_times.forget()
+    autotune_cache.forget()
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ def test_the_default_device_is_not_measured():
 def test_what_was_measured_stays_for_later_processes(folder, measurements):
     first = matmul_times.matmul_times(LARGE)
     assert matmul_times.matmul_times(LARGE) is first
-    matmul_times.forget()
+    autotune_cache.forget()
     assert matmul_times.matmul_times(LARGE) == first
     assert len(measurements) == 1
     (file,) = (folder / "matmuls").iterdir()
@@ -74,7 +73,7 @@ def test_of_two_processes_the_first_decides(folder, measurements, monkeypatch):
     def overtaken(one):
         if not other:  # another process measures and writes meanwhile
             other.append(None)
-            other[0] = matmul_times._times_in.__wrapped__(folder, machine_name(), one)
+            other[0] = matmul_times.matmul_times(one)
         return measure(one)
 
     monkeypatch.setattr(matmul_times, "measure", overtaken)
@@ -96,11 +95,11 @@ def test_a_damaged_file_is_measured_again(folder, measurements, caplog, damage):
     matmul_times.matmul_times(LARGE)
     (file,) = (folder / "matmuls").iterdir()
     file.write_text(damage(file.read_text()))
-    matmul_times.forget()
+    autotune_cache.forget()
     again = matmul_times.matmul_times(LARGE)
     assert "is measured again" in caplog.text
     assert len(measurements) == 2
-    matmul_times.forget()
+    autotune_cache.forget()
     assert matmul_times.matmul_times(LARGE) == again
 
 

@@ -15,7 +15,7 @@ from ipu_dynamo.passes.host.recipes import unfold_convolutions
 from ipu_dynamo.passes.host.recipes.convolution_matmuls import convolution, gradients
 from ipu_dynamo.passes.host.recipes.unfold_convolutions import is_dense
 from ipu_dynamo.testing import assert_close, assert_same_inference, assert_same_training
-from ipu_dynamo.tune import convolution_times
+from ipu_dynamo.tune import autotune_cache, convolution_times
 from ipu_dynamo.tune.artifact_store import CACHE_DIR, OFF
 from ipu_dynamo.tune.convolution_shape import ConvolutionShape
 from ipu_dynamo.tune.matmul_choice import MATMUL
@@ -164,7 +164,7 @@ def test_threads_that_measure_at_once_leave_the_number_of_threads(tmp_path, monk
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
-        convolution_times.forget()
+        autotune_cache.forget()
 
 
 @pytest.mark.inductor
@@ -190,11 +190,11 @@ def test_nothing_is_measured_where_nothing_can_be_kept(tmp_path, monkeypatch, ca
     (tmp_path / "convolutions").touch()
     monkeypatch.setenv(CACHE_DIR, str(tmp_path))
     monkeypatch.setattr(convolution_times, "measure", None)
-    convolution_times.forget()
+    autotune_cache.forget()
     one = ConvolutionShape((1, 1, 6, 6), (2, 1, 3, 3), (1, 1), (0, 0))
     assert convolution_times.convolution_times(one) is None
     assert "nothing that is measured can be kept" in caplog.text
-    convolution_times.forget()
+    autotune_cache.forget()
 
 
 def test_a_forced_library_is_not_measured(monkeypatch):
@@ -219,21 +219,21 @@ def test_trains_as_plain_pytorch(monkeypatch, products):
 
 def test_what_was_measured_stays(tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_DIR, str(tmp_path))
-    convolution_times.forget()
+    autotune_cache.forget()
     for mask in ((), (True, True, True)):
         one = ConvolutionShape((1, 1, 6, 6), (2, 1, 3, 3), (1, 1), (0, 0), mask)
         first = convolution_times.convolution_times(one)
         assert set(first) == {"torch", "matmuls"}
         assert all(0 < seconds < 10 for seconds in first.values())
         monkeypatch.setattr(convolution_times, "measure", None)  # must not be called again
-        convolution_times.forget()
+        autotune_cache.forget()
         assert convolution_times.convolution_times(one) == first
         monkeypatch.undo()
         monkeypatch.setenv(CACHE_DIR, str(tmp_path))
-    convolution_times.forget()
+    autotune_cache.forget()
     monkeypatch.setenv(CACHE_DIR, OFF)
     assert convolution_times.convolution_times(one) is None
-    convolution_times.forget()
+    autotune_cache.forget()
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from ipu_dynamo import Block, CompileError, Options, Strategy, compile_inference
 from ipu_dynamo.options import OptionError
 from ipu_dynamo.passes.traced.stages.auto_partition import plan
 from ipu_dynamo.testing import assert_same_bits
+from ipu_dynamo.tune import autotune_cache
 from ipu_dynamo.whole_step import measured_costs
 
 times = st.floats(0.0, 10.0).map(lambda x: round(x, 2))
@@ -147,7 +148,7 @@ def test_what_was_measured_first_stays(monkeypatch, tmp_path):
     _, first = trained(Strategy("pipelined", ipus=2), calls=1)
     monkeypatch.setattr(measured_costs, "operator_times", None)
     _, second = trained(Strategy("pipelined", ipus=2), calls=1)
-    monkeypatch.setattr(measured_costs, "_known", {})  # as in another process
+    autotune_cache.forget()  # as in another process
     _, third = trained(Strategy("pipelined", ipus=2), calls=1)
     assert first.costs == second.costs == third.costs
 
@@ -160,7 +161,7 @@ def test_of_two_processes_that_measure_at_once_both_have_the_first_answer(monkey
         monkeypatch.setattr(measured_costs, "operator_times", measure)
         _, step = trained(Strategy("pipelined", ipus=2), calls=1)
         other.append(step.costs)
-        monkeypatch.setattr(measured_costs, "_known", {})
+        autotune_cache.forget()
         return dict.fromkeys(measure(*arguments, **settings), 1.0)
 
     monkeypatch.setattr(measured_costs, "operator_times", overtaken)
