@@ -2,7 +2,7 @@
 
 from ipu_dynamo.errors import OptionError as OptionError
 from ipu_dynamo.options.anchors import Anchor as Anchor
-from ipu_dynamo.options.checks import check_choice as check_choice
+from ipu_dynamo.options.checks import check_choices as check_choices
 from ipu_dynamo.options.checks import check_count as check_count
 from ipu_dynamo.options.checks import check_names as check_names
 from ipu_dynamo.options.checks import named_options as named_options

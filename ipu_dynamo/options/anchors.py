@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ipu_dynamo.errors import OptionError
-from ipu_dynamo.options.checks import check_choice
+from ipu_dynamo.options.checks import check_choices
 
 AnchorKind = Literal["value", "gradient", "update"]
 AnchorReturns = Literal["all", "every", "final", "sum"]
-_CHOICES = {"of": ("value", "gradient", "update"), "returns": ("all", "every", "final", "sum")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,6 @@ class Anchor:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise OptionError(f"the name of an anchor is {self.name!r}; it is a text")
-        for field, choices in _CHOICES.items():
-            check_choice(field, getattr(self, field), choices)
+        check_choices(self)
         if type(self.period) is not int or self.period < 1:
             raise OptionError(f"the period of anchor {self.name} is {self.period!r}; from 1 on")

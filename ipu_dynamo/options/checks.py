@@ -4,17 +4,29 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from ipu_dynamo.errors import OptionError
 
 MOST_IPUS = 1024  # of the largest systems of IPUs that were built: Bow Pod1024
 
 
-def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Raise unless an option has one of a few values."""
+def check_choice(name: str, value: object, choices: Sequence[str], what: str = "option") -> None:
+    """Raise unless an option has one of a few values.
+
+    Args:
+        what: the word before its name.
+    """
     if value not in choices:
-        raise OptionError(f"option {name} is {value!r}; choose one of {', '.join(choices)}")
+        raise OptionError(f"{what} {name} is {value!r}; choose one of {', '.join(choices)}")
+
+
+def check_choices(options: Any, what: str = "option") -> None:
+    """Raise unless each field of a dataclass that is a `Literal` has one of its values."""
+    for field in fields(options):
+        if get_origin(field.type) is Literal:
+            value = getattr(options, field.name)
+            check_choice(field.name, value, get_args(field.type), what)
 
 
 def check_names(

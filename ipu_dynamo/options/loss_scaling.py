@@ -1,9 +1,10 @@
 """Say how the factor on the loss follows the size of the gradients."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from ipu_dynamo.errors import OptionError
+from ipu_dynamo.options.checks import check_choices
 
 Watched = Literal["all", "products"]
 
@@ -43,8 +44,4 @@ class AutomaticLossScaling:
             raise OptionError(
                 f"automatic loss scaling: period is {self.period!r}; it counts steps from 1"
             )
-        if self.watch not in get_args(Watched):
-            choices = ", ".join(get_args(Watched))
-            raise OptionError(
-                f"automatic loss scaling: watch is {self.watch!r}; choose one of {choices}"
-            )
+        check_choices(self, "automatic loss scaling:")

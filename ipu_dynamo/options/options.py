@@ -10,6 +10,7 @@ from ipu_dynamo.errors import OptionError
 from ipu_dynamo.options.anchors import Anchor
 from ipu_dynamo.options.checks import (
     check_choice,
+    check_choices,
     check_count,
     check_names,
     described,
@@ -37,18 +38,6 @@ START = "IPU_DYNAMO_START"  # environment variable: the choice for `auto`
 MEMORY_PROPORTION = 0.6  # by default, as in Poplar
 Choice = bool | str  # of a decision
 OutputMode = Literal["default", "all", "every", "final", "sum"]
-_CHOICES = {
-    "engine": ("auto", "inductor", "eager"),
-    "output_mode": ("default", "all", "every", "final", "sum"),
-    "reduction": ("mean", "sum"),
-    "mean_strategy": ("post", "running", "post_and_loss"),
-    "partials": ("float", "half"),
-    "convolution_partials": ("float", "half"),
-    "recompute": ("auto", "off", "stages", "all"),
-    "sync_pattern": ("full", "single_pipeline", "replica_and_ladder"),
-    "check_compiled": ("auto", "first", "every", "off"),
-    "start": ("auto", "compiled", "now"),
-}
 _COUNTS = (
     "device_iterations",
     "gradient_accumulation",
@@ -286,8 +275,7 @@ class Options:
     mesh: "DeviceMesh | None" = None
 
     def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            check_choice(name, getattr(self, name), choices)
+        check_choices(self)
         for name in _COUNTS:
             check_count(f"option {name}", getattr(self, name))
         if self.outline != "auto" and not isinstance(self.outline, bool):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ipu_dynamo.errors import OptionError
-from ipu_dynamo.options.checks import check_count, check_ipu_id
+from ipu_dynamo.options.checks import check_choice, check_choices, check_count, check_ipu_id
 from ipu_dynamo.options.schedule_order import is_order, read_order, write_order
 
 StrategyKind = Literal["pipelined", "sharded", "serial_phased", "parallel_phased"]
@@ -19,11 +19,6 @@ BY_SLOTS: tuple[Schedule, ...] = ("grouped", "zero_bubble")  # of PopTorch's pip
 BY_NAME = tuple(name for name in get_args(Schedule) if name not in BY_SLOTS)
 Costs = tuple[tuple[float, float], ...]  # seconds of each operator, forward and backward
 PARALLEL_LIVENESS: tuple[Liveness, ...] = ("always_live", "off_chip_after_fwd")
-_STRATEGY_CHOICES: dict[str, tuple[str, ...]] = {
-    "kind": get_args(StrategyKind),
-    "liveness": get_args(Liveness),
-    "schedule": get_args(Schedule),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +96,11 @@ class Strategy:
     keep_stages: bool = False
 
     def __post_init__(self) -> None:
-        for name, choices in _STRATEGY_CHOICES.items():
-            value = getattr(self, name)
-            if name == "schedule" and isinstance(value, str) and is_order(value):
-                read_order(value)
-            elif value not in choices:
-                raise OptionError(
-                    f"strategy {name} is {value!r}; choose one of {', '.join(choices)}"
-                )
+        check_choices(self, "strategy")
+        if isinstance(self.schedule, str) and is_order(self.schedule):
+            read_order(self.schedule)
+        else:
+            check_choice("schedule", self.schedule, get_args(Schedule), "strategy")
         if self.phased != bool(self.phases) or (self.phased and self.stages):
             raise OptionError(
                 f"a strategy of kind {self.kind} has {len(self.phases)} phases and "

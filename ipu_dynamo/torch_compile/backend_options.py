@@ -14,7 +14,7 @@ from ipu_dynamo.options import (
     Options,
     Outlining,
     Strategy,
-    check_choice,
+    check_choices,
     check_count,
     check_names,
     named_options,
@@ -79,8 +79,7 @@ class BackendOptions:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        check_choice("fallback", self.fallback, ("error", "warn", "allow"))
-        check_choice("recompute", self.recompute, ("auto", "off", "cheap"))
+        check_choices(self)
         n = self.micro_batches
         check_count("option micro_batches", n)
         self._check_batch_inputs()

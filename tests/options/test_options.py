@@ -53,6 +53,8 @@ def test_value_that_an_option_cannot_have_is_refused_by_name(name, value):
 def test_choices_are_listed():
     with pytest.raises(OptionError, match="choose one of auto, inductor, eager"):
         Options(engine="fast")
+    with pytest.raises(OptionError, match="strategy auto_stage is 'next'; choose one of same_as"):
+        Strategy(auto_stage="next")
 
 
 def test_input_groups_divide_the_replicas():
