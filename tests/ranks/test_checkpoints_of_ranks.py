@@ -22,7 +22,7 @@ from ipu_dynamo.testing import assert_same_bits
 from ipu_dynamo.testing.rank_threads import run_failing_ranks, run_ranks
 from ipu_dynamo.whole_step import ranks
 from ipu_dynamo.whole_step.checkpoints import checkpoints
-from ipu_dynamo.whole_step.checkpoints.checkpoints import dealt
+from ipu_dynamo.whole_step.checkpoints.save_checkpoint import dealt
 from tests.ranks.test_any_mesh import MAKING, on_ranks
 
 REPLICAS, ROWS = 4, 2
