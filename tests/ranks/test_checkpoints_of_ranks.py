@@ -21,7 +21,7 @@ from ipu_dynamo.errors import RankFailed, RanksDiffer
 from ipu_dynamo.testing import assert_same_bits
 from ipu_dynamo.testing.rank_threads import run_failing_ranks, run_ranks
 from ipu_dynamo.whole_step import ranks
-from ipu_dynamo.whole_step.checkpoints import checkpoints
+from ipu_dynamo.whole_step.checkpoints import save_checkpoint as saving
 from ipu_dynamo.whole_step.checkpoints.save_checkpoint import dealt
 from tests.ranks.test_any_mesh import MAKING, on_ranks
 
@@ -163,7 +163,7 @@ def test_an_error_of_one_rank_is_that_of_all(tmp_path):
         finally:
             save_checkpoint(tmp_path / "again", step)
 
-    real = checkpoints.write_tensors
+    real = saving.write_tensors
 
     def write(folder, tensors, rank, ranks):
         if rank == 1 and folder.parent == tmp_path:
@@ -171,7 +171,7 @@ def test_an_error_of_one_rank_is_that_of_all(tmp_path):
         return real(folder, tensors, rank, ranks)
 
     with pytest.MonkeyPatch.context() as patch, on_ranks():
-        patch.setattr(checkpoints, "write_tensors", write)
+        patch.setattr(saving, "write_tensors", write)
         errors = run_failing_ranks(1, 2, run)
     assert isinstance(errors[0], RankFailed)
     assert "rank 1 could not write its file: OSError: no space left" in str(errors[0])
