@@ -1,7 +1,7 @@
 """Look at a compiled model, whatever compiled it.
 
 Dynamo keeps compiled graphs by code, not by object. Models of one class have their graphs in
-common, and each of them shows all.
+common, and each of them shows all. Errors are shown with the object that met them only.
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import nn
 
+from ipu_dynamo.capture.private.failed_frames import FailedFrame
 from ipu_dynamo.errors import InputError
 from ipu_dynamo.inspection.graph_entry import GraphEntry, entry_of
 from ipu_dynamo.inspection.inspection import Inspection
-from ipu_dynamo.inspection.private.dynamo_programs import CompiledFrames, SkippedFrame, unwrapped
+from ipu_dynamo.inspection.private.dynamo_programs import CompiledFrames, unwrapped
 from ipu_dynamo.inspection.remark import Remark
 
 _RNN = "torch._dynamo.config.allow_rnn = True lets it capture recurrent layers"
@@ -68,7 +69,7 @@ def title_of(model: Any) -> str:
 
 
 def of_graphs(
-    title: str, graphs: Sequence[GraphEntry], failures: Sequence[SkippedFrame]
+    title: str, graphs: Sequence[GraphEntry], failures: Sequence[FailedFrame]
 ) -> Inspection:
     """Put together what became of a model.
 

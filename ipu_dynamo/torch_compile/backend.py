@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any
 if "torch" in sys.modules:  # PyTorch looks the backend up before Dynamo sees a model
     import ipu_dynamo.ops.right_decompositions
     import ipu_dynamo.ops.unread_values  # noqa: F401
+if "torch._dynamo" in sys.modules:
+    from ipu_dynamo.capture.private.failed_frames import watch_failures
+
+    watch_failures()  # of frames that this backend never sees
 
 if TYPE_CHECKING:
     from torch import fx
@@ -39,9 +43,11 @@ def ipu(
         OptionError: an option does not exist or has no meaning here.
     """
     from ipu_dynamo.capture.private.dynamo import reset_with_dynamo
+    from ipu_dynamo.capture.private.failed_frames import watch_failures
     from ipu_dynamo.capture.private.saved_aot import aot_compiling
     from ipu_dynamo.torch_compile.compile_graph import compile_readably
 
+    watch_failures()
     reset_with_dynamo(compile_readably)
     if aot_compiling() and mode is None:
         from ipu_dynamo.torch_compile.aot import savable

@@ -13,13 +13,13 @@ from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
 from ipu_dynamo.capture.private.dynamo import skipped_frames
+from ipu_dynamo.capture.private.failed_frames import FailedFrame, collected_failures
 from ipu_dynamo.capture.private.tracing import pytree
 from ipu_dynamo.errors import InputError, OptionError
 from ipu_dynamo.inspection.inspect_model import inspect, of_graphs, title_of
 from ipu_dynamo.inspection.inspection import Inspection
 from ipu_dynamo.inspection.private.dynamo_programs import (
     CompiledFrames,
-    SkippedFrame,
     compiled_anew,
     options_of,
     unwrapped,
@@ -89,14 +89,15 @@ def _explained(
     with (
         _left_as_it_was(x) as hold,
         skipped_frames() as skipped,
+        collected_failures() as failures,
         warnings.catch_warnings(action="ignore"),  # the explanation has their text
         compiled_anew(x, backend) as run,
     ):
         run(*own, **named)
-    failures = CompiledFrames(x).failures
+    failures += CompiledFrames(x).failures
     placed = {failure.reason for failure in failures}
     reasons = (text.partition("\n")[0] for text in skipped)
-    failures += tuple(SkippedFrame("", reason) for reason in reasons if reason not in placed)
+    failures += [FailedFrame("", reason) for reason in reasons if reason not in placed]
     return of_graphs(title_of(unwrapped(x)), [record.entry() for record in records], failures)
 
 

@@ -189,6 +189,48 @@ def test_reasons_of_a_model_in_no_program_before_and_after_a_call(engine):
         assert "not captured" not in str(inspect(run))
 
 
+def test_each_object_shows_only_errors_of_its_own():
+    fresh, wrong, recurrent = nn.Linear(4, 4), nn.Linear(3, 3), nn.LSTM(4, 4)
+    inside = nn.Sequential(nn.Linear(4, 8), Tagger())
+    with pytest.raises(RuntimeError, match="shape"):
+        compiled(wrong)(X)
+    compiled(recurrent)(X)
+    compiled(inside)(X)
+    for model in (fresh, nn.LSTM(4, 4), nn.Sequential(nn.Linear(4, 8))):
+        assert inspect(model).reasons == ()
+        assert "not compiled yet" in str(inspect(model))
+    for model, what in ((wrong, "shape"), (recurrent, "LSTM"), (inside, "LSTM")):
+        assert what in str(inspect(model).reasons[0])
+    torch._dynamo.reset()
+    assert inspect(recurrent).reasons == ()
+
+
+def test_an_object_whose_class_pytorch_skips_shows_why():
+    first, other = Tagger(), Tagger()
+    compiled(first)(torch.randn(2, 8))
+    compiled(other)(torch.randn(2, 8))  # PyTorch does not look at its code again
+    assert "another Tagger" not in str(inspect(first))
+    (reason,) = inspect(other).reasons
+    assert "LSTM" in reason.text
+    assert "of another Tagger" in reason.text
+
+
+def test_an_error_that_the_user_handles_is_no_reason():
+    model = Model()
+    try:
+        raise ValueError
+    except ValueError:
+        compiled(model)(X)
+    assert len(inspect(model).programs) == 2
+    assert inspect(model).reasons == ()
+
+
+def test_errors_of_other_backends_are_not_shown():
+    model = Tagger()
+    torch.compile(model, backend="eager")(torch.randn(2, 8))
+    assert inspect(model).reasons == ()
+
+
 def test_explain_compiles_anew_and_leaves_all_as_it_was():
     torch.manual_seed(3)
     model = Model()

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -16,16 +14,9 @@ from torch._dynamo.eval_frame import (
 )
 from torch._dynamo.external_utils import wrap_inline
 
+from ipu_dynamo.capture.private.failed_frames import COMMON, FailedFrame, failures_of, is_ours
+
 _COMPILED, _RESUMED = "__compiled_fn", "__resume_at"  # globals of compiled code begin so
-_SHARED: CodeType = wrap_inline(abs).__code__  # modules whose `forward` is PyTorch's run in it
-
-
-@dataclass(frozen=True, slots=True)
-class SkippedFrame:
-    """Dynamo gave a frame up, and Python runs it."""
-
-    where: str
-    reason: str
 
 
 def unwrapped(x: Any) -> Any:
@@ -46,15 +37,15 @@ class CompiledFrames:
     Attributes:
         callables: the backend's results that PyTorch calls now. For each, whether other modules
             have the same frame: all those have whose `forward` PyTorch defines.
-        failures: why Dynamo gave frames up, of the compilations that it remembers, at most 64.
+        failures: why Dynamo gave frames up, of these objects: see `failures_of`.
     """
 
     def __init__(self, x: Any) -> None:
-        self._seen: dict[CodeType, None] = {}
+        self._seen: set[tuple[CodeType, nn.Module | None]] = set()
         self._followed: set[tuple[FunctionType, nn.Module | None]] = set()  # some name themselves
         self.callables: dict[Any, bool] = {}
+        self.failures: list[FailedFrame] = []
         self._follow(unwrapped(x), None)
-        self.failures = tuple(_failures(self._seen))
 
     def _follow(self, x: Any, module: nn.Module | None) -> None:
         """Collect the frames of a function, of functions in its closure, and of functions that
@@ -66,7 +57,7 @@ class CompiledFrames:
                 forward = module.forward.__func__
             if isinstance(forward, FunctionType):
                 self._follow(forward, module)
-            self._code(_SHARED, {**vars(torch._dynamo.external_utils)}, module)
+            self._code(COMMON, {**vars(torch._dynamo.external_utils)}, module)
             for child in module.children():
                 self._follow(child, child)
             return
@@ -85,15 +76,16 @@ class CompiledFrames:
                     self._follow(inside, module)
 
     def _code(self, code: CodeType, names: dict[str, Any], module: nn.Module | None) -> None:
-        if code in self._seen:
+        if (code, module) in self._seen:
             return
-        self._seen[code] = None
+        self._seen.add((code, module))
+        self.failures += failures_of(code, module)
         resumed = []
         for entry in _debug_get_cache_entry_list(code):
             for name in entry.code.co_names:
                 value = names.get(name)
                 if name.startswith(_COMPILED):
-                    self.callables.setdefault(unwrapped(value), code is _SHARED)
+                    self.callables.setdefault(unwrapped(value), code is COMMON)
                 elif name.startswith(_RESUMED) and value is not None:
                     resumed.append(value)
         for function in resumed:  # the rest of a frame after a break
@@ -107,21 +99,6 @@ class CompiledFrames:
 
 def _is_torch(function: Callable[..., Any]) -> bool:
     return function.__module__.partition(".")[0] == "torch"
-
-
-def _failures(codes: dict[CodeType, None]) -> Iterator[SkippedFrame]:
-    """Why the last compilation of some frames failed, where it did."""
-    places = {(code.co_filename, code.co_firstlineno, code.co_name) for code in codes}
-    last = {
-        (metrics.co_filename, metrics.co_firstlineno, metrics.co_name): metrics
-        for metrics in torch._dynamo.utils.get_compilation_metrics()
-    }
-    for place, metrics in last.items():
-        if metrics.fail_reason is not None and place in places:
-            file = metrics.fail_user_frame_filename or metrics.co_filename
-            line = metrics.fail_user_frame_lineno or metrics.co_firstlineno
-            reason = metrics.fail_reason.partition("\n")[0]
-            yield SkippedFrame(f"{Path(str(file)).name}:{line}", reason)
 
 
 @contextmanager
@@ -171,8 +148,4 @@ def options_of(x: Any) -> Any:
         cells = dict(zip(names, x.__closure__ or (), strict=True))
         context = cells["self"].cell_contents if "self" in cells else None
     backend: Any = innermost_backend(getattr(context, "callback", None))  # type: ignore[arg-type]
-    return backend.kwargs.get("options") if _is_ours(backend) else None
-
-
-def _is_ours(backend: Any) -> bool:
-    return getattr(backend, "compiler_name", "") == "ipu"
+    return backend.kwargs.get("options") if is_ours(backend) else None
