@@ -12,6 +12,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from ipu_dynamo.ops.private.locks import fork_safe_lock
 from ipu_dynamo.profiling.private.profiler import ProfilerRow
 from ipu_dynamo.profiling.recording import (
     RecordedBytes,
@@ -80,7 +81,9 @@ class CallTimeline(Timeline):
         self._first_replica = replicas.start
         self._others: list[RecordedSpan | RecordedBytes] = []
         self._caller, self._start = ThreadRow(0, ""), 0.0
-        self._held: dict[tuple[int, int], dict[int, int]] = {}  # by replica and micro-batch
+        self._held: dict[tuple[int, int], Mapping[int, int]] = {}  # by replica and micro-batch
+        self._sums = Counter[tuple[int, int]]()  # of these, by replica and IPU
+        self._adding = fork_safe_lock()  # workers report at the same time
         self._variables: dict[tuple[int, int], Counter[str]] = {}  # by replica and IPU
         for variable in program.variables:
             for replica in replicas[:1] if variable.replicated else replicas:
@@ -91,6 +94,7 @@ class CallTimeline(Timeline):
         self.spans.clear()
         self._others.clear()
         self._held.clear()
+        self._sums.clear()
         self._caller, self._start = this_thread(), perf_counter()
         for replica, ipu in self._variables:
             self._count(replica, ipu)
@@ -134,17 +138,16 @@ class CallTimeline(Timeline):
         self._add(label_of(instruction), _category(instruction, run), row, time, arguments)
 
     def values_held(self, replica: int, micro_batch: int, nbytes: Mapping[int, int]) -> None:
-        place = replica, micro_batch
-        changed = {*nbytes, *self._held.get(place, ())}
-        self._held[place] = dict(nbytes)
-        for ipu in sorted(changed):
-            self._count(replica, ipu)
+        with self._adding:
+            before = self._held.get((replica, micro_batch), {})
+            self._held[replica, micro_batch] = dict(nbytes)
+            for ipu in sorted({*before, *nbytes}):
+                self._sums[replica, ipu] += nbytes.get(ipu, 0) - before.get(ipu, 0)
+                self._count(replica, ipu)
 
     def _count(self, replica: int, ipu: int) -> None:
         """Note the bytes on an IPU from now on."""
-        values = sum(
-            of.get(ipu, 0) for (of_replica, _), of in [*self._held.items()] if of_replica == replica
-        )
+        values = self._sums[replica, ipu]
         nbytes = {**self._variables.get((replica, ipu), {}), "values": values}
         self._others.append(RecordedBytes(replica, ipu, perf_counter(), nbytes))
 
