@@ -33,15 +33,15 @@ class HostEntry:
     Args:
         program: the program in its forms for this computer; micro-batches run `program.runs`.
         schedule: the work of this computer's threads, in order; None: see `absent`.
-        absent: why a member is None, by its name.
     """
 
     program: HostProgram
     schedule: Schedule | None
-    absent: Mapping[str, str] = field(default_factory=dict)
+    _absent: Mapping[str, str] = field(default_factory=dict, repr=False)
     _plan: Callable[[], HostPlan] | None = field(default=None, repr=False)
     _timeline: Callable[[], Timeline | None] | None = field(default=None, repr=False)
     _memory: Callable[[], HostMemory] | None = field(default=None, repr=False)
+    _no_memory: Callable[[], str] | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, executable: Executable) -> "HostEntry":
@@ -50,8 +50,6 @@ class HostEntry:
         schedule = None if executable.fused else executable.schedule
         host = executable.host_program
         absent = {"timeline": _NOT_RECORDED, **({} if schedule else {"schedule": fused})}
-        if why := why_not_followed(_running(executable)):
-            absent["memory"] = why
         return cls(
             host,
             schedule,
@@ -59,6 +57,7 @@ class HostEntry:
             lambda: executable.host_plan,
             lambda: executable.timeline,
             partial(memory_of, executable),
+            lambda: why_not_followed(_running(executable)),
         )
 
     @classmethod
@@ -75,6 +74,12 @@ class HostEntry:
             "memory": "PyTorch's autograd keeps the values between these programs",
         }
         return cls(bound.host, bound.schedule, absent, bound.plan)
+
+    @cached_property
+    def absent(self) -> Mapping[str, str]:
+        """Why a member is None, by its name."""
+        why = "" if self._no_memory is None else self._no_memory()
+        return {**self._absent, "memory": why} if why else self._absent
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
