@@ -14,6 +14,7 @@ from ipu_dynamo.passes.invariants import ESTABLISHING, check
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.levels import Level, Model, level_of
 from ipu_dynamo.profiling import recording
+from ipu_dynamo.program.ir.types import counted
 from ipu_dynamo.progress import begin
 
 log = logging.getLogger(__name__)
@@ -41,9 +42,9 @@ class PassRun:
     def __str__(self) -> str:
         if not self.entered:
             return f"{self.name}: does not apply"
-        count = f"{self.before} operators"
+        count = counted(self.before, "operator")
         if self.before != self.after:
-            count = f"{self.before} -> {self.after} operators"
+            count = f"{self.before} -> {counted(self.after, 'operator')}"
         what = "" if self.changed else ", nothing to do"
         return f"{self.name}: {count}, {self.seconds * 1e3:.1f} ms{what}"
 
@@ -51,7 +52,7 @@ class PassRun:
 def summary(runs: Sequence[PassRun]) -> str:
     """Which passes changed something, in a line."""
     names = dict.fromkeys(run.name for run in runs if run.changed)
-    return f"{len(runs)} passes; changed by {', '.join(names) or 'none'}"
+    return f"{counted(len(runs), 'pass', 'passes')}; changed by {', '.join(names) or 'none'}"
 
 
 Watch = Callable[[str, Model], None]

@@ -390,4 +390,4 @@ def test_the_log_has_a_line_for_each_compilation(caplog):
 def test_an_explanation_has_the_times():
     step = compile_inference(nn.Linear(2, 2), Options(engine="eager"))
     step.compile(torch.ones(1, 2))
-    assert re.search(r"\ncompiled in \d+\.\d s: tracing .*, 1 function ", str(step.explain()))
+    assert re.search(r"\ncompiled in \d+\.\d s: tracing .*, 1 function ", step.explain().details)

@@ -72,7 +72,9 @@ def pytorch() -> Iterator[Finding]:
     except Exception as error:  # also of a broken library
         yield Problem(f"PyTorch cannot be used: {type(error).__name__}: {error}", remedy, True)
         return
-    yield f"torch {torch.__version__} is supported, with {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    with_ = f"with {threads} thread{'s' * (threads != 1)}"
+    yield f"torch {torch.__version__} is supported, {with_}"
 
 
 def environment() -> Iterator[Finding]:

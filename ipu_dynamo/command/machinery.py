@@ -14,7 +14,7 @@ from ipu_dynamo.command.findings import Finding, Problem, text_of, warnings_note
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.ops.private.native import find_compiler
 from ipu_dynamo.options import Options
-from ipu_dynamo.program.ir.types import byte_text
+from ipu_dynamo.program.ir.types import byte_text, counted
 from ipu_dynamo.runtime.engines.compiler_process import CompilerFailed, compiler_says
 from ipu_dynamo.runtime.engines.engines import ENGINE, choose_engine
 from ipu_dynamo.tune.artifact_store import CACHE_DIR, OFF, StageStore, open_store
@@ -63,7 +63,8 @@ def compiler() -> Iterator[Finding]:
         yield "not tried: only Inductor calls it with this PyTorch"
         return
     seconds = time.perf_counter() - start
-    yield f"compiles a small file in {seconds:.1f} s; OpenMP runs it with {threads} threads"
+    on = counted(threads, "thread")
+    yield f"compiles a small file in {seconds:.1f} s; OpenMP runs it with {on}"
 
 
 def caches() -> Iterator[Finding]:

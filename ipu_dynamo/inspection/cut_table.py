@@ -65,7 +65,7 @@ class CutTable:
     def headings(self) -> tuple[str, ...]:
         """Of the columns; the title of a column says whose figures it has."""
         how = "measured" if self.measured else "estimated"
-        time = f"milliseconds ({how}, this computer)"
+        time = f"ms ({how}, this computer)"
         return "stage", "IPU", "layers", time, "bytes (IPU)", "idle share (IPU)"
 
     def __str__(self) -> str:

@@ -10,6 +10,7 @@ from ipu_dynamo.inspection.private.dynamo_programs import unwrapped
 from ipu_dynamo.inspection.program_entry import ProgramEntry
 from ipu_dynamo.inspection.remark import Remark
 from ipu_dynamo.passes.manager import PassRun
+from ipu_dynamo.program.ir.types import counted
 
 _ENTRY = "ipu_graph"  # attribute of a backend's result
 
@@ -36,6 +37,11 @@ class Setting:
     value: object
     by: str
 
+    @property
+    def chosen(self) -> bool:
+        """Whether it differs from the default by somebody's choice."""
+        return not self.by.startswith(("default", "found here"))
+
     def __str__(self) -> str:
         return f"{self.name} = {self.value!r}  ({self.by})"
 
@@ -50,7 +56,8 @@ class BlockPlace:
     operators: int
 
     def __str__(self) -> str:
-        return f"{self.block} -> stage {self.stage} -> ipu{self.ipu}  ({self.operators} operators)"
+        operators = counted(self.operators, "operator")
+        return f"{self.block} -> stage {self.stage} -> ipu{self.ipu}  ({operators})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,5 +93,5 @@ class GraphEntry:
 
     def lines(self) -> list[str]:
         """A line on its operators, and one on the place of each block."""
-        head = f"{self.operators} operators from {self.first_line}"
+        head = f"{counted(self.operators, 'operator')} from {self.first_line}"
         return [head, *(f"  block {place}" for place in self.blocks)]

@@ -1,7 +1,8 @@
 """Show what became of a model: the same members for every way to compile one.
 
 seen = ipu_dynamo.inspect(step)
-print(seen)                  # the cut, schedules, decisions, reasons
+print(seen)                  # the cut into stages, and reasons
+print(seen.details)          # stash, decisions, times, graphs, passes, options
 seen.program.schedule.svg()  # the schedule of each IPU
 seen.program.host.plan       # how this computer runs a step
 """
@@ -17,16 +18,17 @@ from ipu_dynamo.inspection.host_memory import HostMemory
 from ipu_dynamo.inspection.program_entry import ProgramEntry
 from ipu_dynamo.inspection.remark import Remark
 from ipu_dynamo.passes.manager import PassRun, summary
-from ipu_dynamo.program.ir.types import byte_text
+from ipu_dynamo.program.ir.types import byte_text, counted
 from ipu_dynamo.program.liveness.live_tensors import CATEGORIES, CategoryName
 
 NOT_COMPILED = "not compiled yet; call it, or `explain(x, *inputs)`"
 _NO_PROGRAM = "nothing is compiled yet"
+_MORE = "more: details, program.text, program.schedule, program.host.plan, program.host.memory"
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """Hold everything about a compiled model; `str` makes a report of it.
+    """Hold everything about a compiled model; `str` makes a short report of it.
 
     Args:
         title: of the report: `training step of Net`.
@@ -104,24 +106,35 @@ class Inspection:
             ]
         return "\n".join(lines)
 
-    def __str__(self) -> str:
-        lines = [f"{self.title}: {self._state}"]
+    @property
+    def details(self) -> str:
+        """What the text leaves out: stash, decisions, times, graphs, passes, options."""
+        lines = []
+        for entry in self.programs:
+            lines += [f"program {entry.title}", *(f"  {line}" for line in entry.details())]
         if self.times:
             lines.append(f"compiled in {self.times}")
-        for entry in self.programs:
-            last = " (the last call)" if entry is self.program and len(self.programs) > 1 else ""
-            first, *rest = entry.lines()
-            lines += [f"{first}{last}", *rest]
         for number, graph in enumerate(self.graphs or ()):
             first, *rest = graph.lines()
             lines += [f"graph {number}: {first}", *rest]
-        if self.reasons:
-            lines += ["reasons:", *(f"  {reason}" for reason in self.reasons)]
-        if self.passes is not None:
-            lines += [f"passes of {kind}: {summary(runs)}" for kind, runs in self.passes if runs]
+        lines += [f"passes of {kind}: {summary(runs)}" for kind, runs in self.passes or () if runs]
         if self.settings:
             lines += ["options:", *(f"  {setting}" for setting in self.settings)]
-        lines += [f"no {member}: {why}" for member, why in self.absent.items()]
+        return "\n".join([*lines, *(f"no {member}: {why}" for member, why in self.absent.items())])
+
+    def __str__(self) -> str:
+        lines, several = [f"{self.title}: {self._state}"], len(self.programs) > 1
+        for entry in self.programs:
+            if several or entry.program.kind not in self.title:
+                last = " (the last call)" if several and entry is self.program else ""
+                lines.append(f"program {entry.title}{last}")
+            lines += [f"  {line}" for line in entry.summary()]
+        if self.reasons:
+            lines += ["reasons:", *(f"  {reason}" for reason in self.reasons)]
+        if chosen := [f"{one.name} = {one.value!r}" for one in self.settings if one.chosen]:
+            lines.append(f"options: {', '.join(chosen)}")
+        if self.programs:
+            lines.append(_MORE)
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -136,7 +149,8 @@ class Inspection:
                 f"<details><summary>program</summary><pre>{escape(self.program.text)}</pre>"
                 "</details>",
             ]
-        parts.append(f"<details><summary>all</summary><pre>{escape(str(self))}</pre></details>")
+        all_of_it = escape("\n".join([str(self), self.details]))
+        parts.append(f"<details><summary>all</summary><pre>{all_of_it}</pre></details>")
         return "\n".join(parts)
 
     @property
@@ -145,8 +159,8 @@ class Inspection:
             return "in no program" if self.reasons else NOT_COMPILED
         count = len(self.programs)
         if self.program is None or count > 1:
-            return f"{count} program{'s' * (count != 1)}"
-        return self.program.title.partition(": ")[2]
+            return counted(count, "program")
+        return self.program.size
 
 
 def _memory_of(seen: Inspection) -> HostMemory:

@@ -10,6 +10,7 @@ from ipu_dynamo.inspection.followed_memory import why_not_followed
 from ipu_dynamo.inspection.host_memory import HostMemory
 from ipu_dynamo.program import Call, Decision, HostProgram, Program
 from ipu_dynamo.program.host_plan import HostPlan
+from ipu_dynamo.program.ir.types import counted
 from ipu_dynamo.program.schedule.planning import schedule_of
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.program.schedule.sections import sections
@@ -82,6 +83,11 @@ class HostEntry:
         return {**self._absent, "memory": why} if why else self._absent
 
     @property
+    def why_no_schedule(self) -> str:
+        """Why no schedule is there; asks nothing else."""
+        return self._absent.get("schedule", "")
+
+    @property
     def decisions(self) -> tuple[Decision, ...]:
         """The decisions for this computer, each with its reason."""
         plan = self.plan
@@ -126,7 +132,8 @@ class HostEntry:
         return str(self.plan or self.program)
 
     def __repr__(self) -> str:
-        count = "no schedule" if self.schedule is None else f"{len(self.schedule.workers)} workers"
+        workers = 0 if self.schedule is None else len(self.schedule.workers)
+        count = counted(workers, "worker") if workers else "no schedule"
         return f"<this computer's part of a {self.program.program.kind} program: {count}>"
 
 
@@ -210,42 +217,49 @@ class ProgramEntry:
         return cut_table(self.program, self.schedule, timeline)
 
     @property
-    def title(self) -> str:
-        """Its kind and size, in a few words."""
+    def size(self) -> str:
+        """How many stages, IPUs, micro-batches and replicas it has."""
         program, count = self.program, self.micro_batches
-        parts = [_counted(program.num_stages, "stage") + " on " + _counted(program.num_ipus, "IPU")]
+        parts = [f"{counted(program.num_stages, 'stage')} on {counted(program.num_ipus, 'IPU')}"]
         if count > 1:
-            parts.append(f"{count} micro-batches")
+            parts.append(counted(count, "micro-batch", "micro-batches"))
         if program.replicas > 1:
-            parts.append(f"{program.replicas} replicas")
-        return f"{program.kind}: {', '.join(parts)}"
+            parts.append(counted(program.replicas, "replica"))
+        return ", ".join(parts)
 
-    def lines(self) -> list[str]:
-        """A summary: the cut, and how the IPUs and this computer run it."""
-        lines = [f"program {self.title}", *(f"  {line}" for line in str(self.cut).splitlines())]
-        lines.append(f"  IPU: {_schedule_line(self.schedule)}")
-        lines += [f"  IPU: {stash}" for stash in self.stash]
+    @property
+    def title(self) -> str:
+        """Its kind and size."""
+        return f"{self.program.kind}: {self.size}"
+
+    def summary(self) -> list[str]:
+        """Lines on the cut, and on the times of the IPUs and of this computer."""
+        lines, several = str(self.cut).splitlines(), self.program.num_ipus * self.micro_batches > 1
+        if several:
+            lines.append(f"IPU: {_times(self.schedule, 'IPU')}")
         if self.host is None:
-            return [*lines, f"  this computer: none: {self.absent.get('host', 'it is not bound')}"]
-        if self.host.schedule is None:
-            lines.append(f"  this computer: {self.host.absent['schedule']}")
-        else:
-            lines.append(f"  this computer: {_schedule_line(self.host.schedule)}")
-        lines += [f"  this computer: {one}" for one in self.host.decisions_of_micro_batch]
+            lines.append(f"this computer: none: {self.absent.get('host', 'it is not bound')}")
+        elif self.host.schedule is None:
+            lines.append(f"this computer: {self.host.why_no_schedule}")
+        elif several:
+            lines.append(f"this computer: {_times(self.host.schedule, 'worker')}")
         return lines
 
+    def details(self) -> list[str]:
+        """Lines on what the stages keep, and on the decisions for this computer."""
+        lines = [f"IPU: {stash}" for stash in self.stash]
+        decisions = () if self.host is None else self.host.decisions_of_micro_batch
+        return [*lines, *(f"this computer: {one}" for one in decisions)]
+
     def __str__(self) -> str:
-        return "\n".join(self.lines())
+        lines = [f"program {self.title}", *(f"  {line}" for line in self.summary())]
+        return "\n".join([*lines, *(f"  {line}" for line in self.details())])
 
     def __repr__(self) -> str:
         return f"<program {self.title}>"
 
 
-def _schedule_line(schedule: Schedule) -> str:
-    cycles = _counted(schedule.timed().cycles, "cycle")
-    rows = _counted(len(schedule.workers), "row")
-    return f"a step is {cycles} of {rows}, {schedule.idle:.0%} idle"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
+def _times(schedule: Schedule, worker: str) -> str:
+    """The length of a step in the units of the schedule."""
+    on, cycles = counted(len(schedule.workers), worker), counted(schedule.timed().cycles, "cycle")
+    return f"a step takes {cycles} on {on}, {schedule.idle:.0%} idle"

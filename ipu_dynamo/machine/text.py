@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from ipu_dynamo.program.ir.types import counted
+
 if TYPE_CHECKING:
     from ipu_dynamo.machine.predicted_operators import OperatorRow
     from ipu_dynamo.machine.prediction import IpuPrediction, Prediction
@@ -106,9 +108,9 @@ def sizes(prediction: "Prediction") -> str:
     """Replicas, IPUs and micro-batches."""
     rows = prediction.micro_batch_rows
     return (
-        f"{_number(prediction.replicas, 'replica')} of {_number(prediction.num_ipus, 'IPU')}, "
-        f"{_number(prediction.micro_batches, 'micro-batch', 'micro-batches')}"
-        + (f" of {_number(rows, 'row')}" if rows else "")
+        f"{counted(prediction.replicas, 'replica')} of {counted(prediction.num_ipus, 'IPU')}, "
+        f"{counted(prediction.micro_batches, 'micro-batch', 'micro-batches')}"
+        + (f" of {counted(rows, 'row')}" if rows else "")
     )
 
 
@@ -143,8 +145,8 @@ def _ipu_lines(prediction: "Prediction") -> Iterator[str]:
     if rest := [ipus[i] for i in numbers if i not in shown]:
         bytes_, busy = [i.memory.total.central for i in rest], [i.cycles.busy for i in rest]
         yield (
-            f"the other {len(rest)} IPUs: {nbytes(min(bytes_))} to {nbytes(max(bytes_))}, "
-            f"{min(busy):,} to {max(busy):,} cycles"
+            f"the other {counted(len(rest), 'IPU')}: {nbytes(min(bytes_))} to "
+            f"{nbytes(max(bytes_))}, {min(busy):,} to {max(busy):,} cycles"
         )
 
 
@@ -211,10 +213,6 @@ def _certainty(prediction: "Prediction") -> Iterator[str]:
 def _digits(number: float) -> str:
     places = 0 if number >= 100 else 1 if number >= 10 else 2
     return f"{number:.{places}f}"
-
-
-def _number(count: int, one: str, several: str = "") -> str:
-    return f"{count:,} {one if count == 1 else several or f'{one}s'}"
 
 
 def _ascii(text: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ipu_dynamo.program.ir.base_instruction import Moved, Place
 from ipu_dynamo.program.ir.instructions import Call, Instruction, Plain, Repeat
 from ipu_dynamo.program.ir.program import Program
-from ipu_dynamo.program.ir.types import TensorType
+from ipu_dynamo.program.ir.types import TensorType, counted
 from ipu_dynamo.program.schedule.drawing import stage_colour
 from ipu_dynamo.svg_picture import (
     CHARACTER,
@@ -89,7 +89,8 @@ class _Drawing:
             name = f"ipu{place}" if isinstance(place, int) else place
             behind.append(text(self.middle(place), _MARGIN + 14, name, "middle", bold=True))
             behind.append(rect(self.middle(place), _MARGIN + 24, 1, self.y - _MARGIN - 24, IDLE))
-        title = f"{len(self.program.calls)} calls on {self.program.num_ipus} IPUs"
+        calls, ipus = len(self.program.calls), self.program.num_ipus
+        title = f"{counted(calls, 'call')} on {counted(ipus, 'IPU')}"
         return picture(self.width, self.y + _MARGIN, title, [*behind, *self.parts])
 
     def draw(self, body: Sequence[Instruction], depth: int) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ipu_dynamo.program.ir.function import Function
+from ipu_dynamo.program.ir.types import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class FunctionRecipe:
         facts += ["recorded, to be repeated"] if self.replays else []
         overwrites = ", ".join(map(str, self.overwrites))
         facts += [f"may overwrite {overwrites}"] if overwrites else []
-        facts += [f"in {len(self.parts.parts)} parts"] if self.parts else []
+        facts += [f"in {counted(len(self.parts.parts), 'part')}"] if self.parts else []
         facts += [f"runs {', '.join(b.function.name for b in self.bodies)}"] if self.bodies else []
         facts += [f"key {self.key[:8]}"] if self.key else []
         return "; ".join(facts)

@@ -25,6 +25,7 @@ from ipu_dynamo.passes.pipeline import (
     run_host_passes,
     split_passes,
 )
+from ipu_dynamo.program.ir.types import counted
 from ipu_dynamo.runtime.engines.engines import Engine
 from ipu_dynamo.runtime.execute.reentrant import BoundProgram, Boxed, bind, bind_loop
 from ipu_dynamo.torch_compile.backend_options import BackendOptions
@@ -174,7 +175,7 @@ def split_inputs(
     size = next(iter(batch.values()))
     if size % n:
         raise CompileError(
-            f"a batch of {size} rows (dim 0 of {', '.join(batch)}) does not divide into "
+            f"a batch of {counted(size, 'row')} (dim 0 of {', '.join(batch)}) does not divide into "
             f"{n} micro-batches",
             hint=f"pad it to a multiple of {n}, drop the last batch, or change micro_batches",
             id="micro-batches",

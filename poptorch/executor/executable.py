@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipu_dynamo.program import Program
+from ipu_dynamo.program.ir.types import counted
 from poptorch.arguments import CallArguments
 
 
@@ -25,10 +26,9 @@ class ExecutableInfo:
 
     def __repr__(self) -> str:
         kind = "training" if self.training else "inference"
-        return (
-            f"<executable of {self.name}: {kind} on {self.program.num_ipus} virtual IPUs, "
-            f"{self.replicas} replicas>"
-        )
+        ipus = counted(self.program.num_ipus, "virtual IPU")
+        replicas = counted(self.replicas, "replica")
+        return f"<executable of {self.name}: {kind} on {ipus}, {replicas}>"
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from ipu_dynamo.program import (
     SendToRank,
     Update,
 )
+from ipu_dynamo.program.ir.types import counted
 from ipu_dynamo.program.schedule.actions import RunPass
 from ipu_dynamo.program.schedule.stage_passes import StagePass
 
@@ -52,11 +53,11 @@ def label_of(instruction: Plain) -> str:
             return f"receive %{name} from the rank of IPU {ipu}"
         case AllReduce(values=names) | ReduceScatter(values=names):
             how = "all_reduce" if isinstance(instruction, AllReduce) else "reduce_scatter"
-            return f"{how} {len(names)} tensors of replicas"
+            return f"{how} {counted(len(names), 'tensor')} of replicas"
         case Collective(kind=kind, value=name):
             return f"{kind} %{name} of replicas"
         case Update(parameters=names, group=group):
-            return f"update {len(names)} parameters of group {group}"
+            return f"update {counted(len(names), 'parameter')} of group {group}"
         case _:
             words = _CAPITAL.sub(r" \g<0>", type(instruction).__name__).strip().lower()
             return " ".join((words, *(f"%{move.value}" for move in instruction.moves[:1])))

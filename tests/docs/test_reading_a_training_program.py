@@ -40,7 +40,7 @@ def test_which_ipu_holds_a_variable(program, text):
 
 def test_what_is_stored_off_chip_and_how_much_of_it_moves(program, short):
     count = sum(v.off_chip for v in program.variables)
-    assert re.search(rf"off chip: .* in {count} variables \({count} state\)", short)
+    assert re.search(rf"off chip: .* in {count} variables \({count} states\)", short)
     written = sum(map(int, re.findall(r"^ +store .*: (\d+) bytes in all", short, re.MULTILINE)))
     stores = [i for i in program.walk() if isinstance(i, Store)]
     assert written == sum(store.type.nbytes for store in stores)

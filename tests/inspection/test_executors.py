@@ -45,7 +45,7 @@ def test_explain_trains_nothing_before_and_after_a_call(engine, monkeypatch):
     lowered = explain(training, X, Y)
     assert not training.isCompiled()
     assert len(ipu_dynamo.programs()) == count
-    assert "training: 2 stages on 2 IPUs, 4 micro-batches" in str(lowered)
+    assert "Net: 2 stages on 2 IPUs, 4 micro-batches" in str(lowered)
     training(X, Y)
     trained = [p.clone() for p in training.model.parameters()]
     assert not all(map(torch.equal, before, trained))

@@ -81,7 +81,7 @@ def test_members_after_a_call(monkeypatch):
     assert "test_torch_compile_door.py" in graph.first_line
     assert repr(seen) == "<torch.compile of Model: 2 programs>"
     assert [row.layers for row in seen.programs[0].cut.rows] == [("first", "norm"), ("second",)]
-    assert "block 'encoder' -> stage 0 -> ipu1" in str(seen)
+    assert "block 'encoder' -> stage 0 -> ipu1" in seen.details
     assert "(the last call)" in str(inspect(run)).splitlines()[1]
 
 
@@ -258,7 +258,8 @@ def test_explain_of_what_has_a_program_runs_nothing(monkeypatch):
     model = Model()
     run = compiled(model, micro_batches=2)
     explained = explain(run, X)  # with the options of torch.compile
-    assert "micro_batches = 2  (given)" in str(explained)
+    assert "options: engine = 'eager', micro_batches = 2" in str(explained)
+    assert "micro_batches = 2  (given)" in explained.details
     run(X)
     with nothing_changes(monkeypatch, model):
         assert str(explain(run, X)) == str(inspect(run))
@@ -270,10 +271,10 @@ def test_which_library_computes_products(monkeypatch):
     monkeypatch.setenv("IPU_DYNAMO_MATMUL", "onednn")
     model = nn.Linear(4, 4)
     explained = explain(model, X, options={"engine": "inductor"})
-    text = str(explained)
+    text = explained.details
     assert "1 x tiny a @ b.t(): onednn" in text
     assert "1 x tiny a.t() @ b: onednn" in text
-    assert "tiny" not in str(explain(model, X, options=EAGER))
+    assert "tiny" not in explain(model, X, options=EAGER).details
 
 
 def test_who_set_the_options(monkeypatch):
@@ -287,7 +288,7 @@ def test_who_set_the_options(monkeypatch):
         Strategy(kind="pipelined"),
         "default, made pipelined by micro_batches",
     )
-    assert "fallback = 'error'  (default)" in str(explained)
+    assert "fallback = 'error'  (default)" in explained.details
 
 
 def test_what_cannot_be_placed():

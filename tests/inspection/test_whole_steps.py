@@ -1,5 +1,6 @@
 """Check what `inspect` shows of whole steps and of loaded programs."""
 
+import re
 import warnings
 
 import pytest
@@ -8,6 +9,8 @@ from torch import nn
 
 import ipu_dynamo
 from ipu_dynamo import BeginBlock, IpuError, Options, compile_inference, explain, inspect
+from ipu_dynamo.inspection import program_entry
+from ipu_dynamo.report.views.page_view import page_view
 from tests.inspection.looking import EAGER, check_members, nothing_changes, pipeline
 
 X = torch.arange(96.0).reshape(12, 8) / 96
@@ -97,7 +100,7 @@ def test_explain_lowers_a_copy_and_runs_no_step(monkeypatch):
         explained = explain(step, X)
     assert not step.is_compiled
     assert all(map(torch.equal, step.model.parameters(), before))
-    assert "training: 3 stages on 3 IPUs, 6 micro-batches" in str(explained)
+    assert "Chain: 3 stages on 3 IPUs, 6 micro-batches" in str(explained)
     assert explained.program.host.schedule is None
     step(X)
     assert explained.program.text == inspect(step).program.text
@@ -125,3 +128,45 @@ def test_members_of_a_loaded_program(trained, tmp_path, monkeypatch):
     assert [row.layers for row in seen.cut.rows] == [
         row.layers for row in inspect(trained).cut.rows
     ]
+
+
+def test_numbers_agree_with_their_nouns():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    inference = compile_inference(model, Options(**EAGER))
+    inference(X[:1])
+    run = torch.compile(model, backend="ipu", options=EAGER)
+    run(X)
+    prediction = ipu_dynamo.predict(inference)
+    predicted = str(prediction), str(page_view(prediction)["facts"])
+    for text in (*_all_texts(inference), *_all_texts(run), *predicted):
+        assert re.findall(r"\b1 [\w-]*[^\Ws]s\b", text) == []
+
+
+def _all_texts(x):
+    seen = inspect(x)
+    for entry in seen.programs:
+        yield from (str(entry), repr(entry.host), entry.text, entry.program.short())
+        yield from (entry.schedule.svg(), ipu_dynamo.draw_program(entry.program))
+    yield from (str(seen), seen.details, repr(seen))
+
+
+def test_the_text_is_short_and_the_details_have_the_rest(trained):
+    """The text has a line for each stage, and nothing that a user reads only on a problem."""
+    seen = inspect(trained)
+    assert len(str(seen).splitlines()) == 1 + len(seen.cut.rows) + 4
+    for what in ("keeps 5 micro-batches", "KeepValues", "passes of the step", "compiled in"):
+        assert what in seen.details
+        assert what not in str(seen)
+
+
+def test_nothing_asks_for_machine_code_that_shows_no_memory(trained, monkeypatch):
+    asked = []
+    monkeypatch.setattr(program_entry, "why_not_followed", lambda _: asked.append(0) or "no")
+    seen = inspect(trained)
+    assert str(seen)
+    assert seen.details
+    assert seen._repr_html_()
+    assert asked == []
+    assert seen.program.host.memory is None
+    assert seen.program.host.absent["memory"] == "no"
+    assert asked == [0]

@@ -123,7 +123,7 @@ def test_users_line_stands_behind_operators_calls_copies_and_sends():
 
 def test_short_form_has_memory_by_ipu_and_no_operators():
     text = program().short()
-    assert "ipu0: 196 B in 7 variables (2 parameter, 2 accumulator, 3 state" in text
+    assert "ipu0: 196 B in 7 variables (2 parameters, 2 accumulators, 3 states" in text
     assert "aten." not in text
     assert "call @forward0(" in text
 

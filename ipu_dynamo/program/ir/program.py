@@ -12,7 +12,7 @@ from ipu_dynamo.errors import ProgramError
 from ipu_dynamo.options import SyncPattern
 from ipu_dynamo.program.ir.function import Function
 from ipu_dynamo.program.ir.instructions import Call, Copy, Instruction, Order, Repeat
-from ipu_dynamo.program.ir.types import byte_text
+from ipu_dynamo.program.ir.types import byte_text, counted
 from ipu_dynamo.program.ir.values import Input, Output, Variable
 from ipu_dynamo.program.ir.verify.program import verify
 from ipu_dynamo.program.schedule.stash import Stash, stash
@@ -197,8 +197,9 @@ class Program:
         pattern = self.sync_pattern.replace("_", " ")
         sync = "" if self.sync_pattern == "full" else f", sync pattern {pattern}"
         return (
-            f"program {self.kind}: {self.num_stages} stages on {self.num_ipus} IPUs, "
-            f"{self.replicas} replicas, {len(self.functions)} functions{tiles}{memory}{sync}"
+            f"program {self.kind}: {counted(self.num_stages, 'stage')} on "
+            f"{counted(self.num_ipus, 'IPU')}, {counted(self.replicas, 'replica')}, "
+            f"{counted(len(self.functions), 'function')}{tiles}{memory}{sync}"
         )
 
     def _streams(self) -> list[str]:
@@ -212,7 +213,9 @@ class Program:
             if repeated := functions[call.function].repetitions:
                 stage = f"stage {call.stage} on ipu{call.ipu}"
                 why = "by default" if self.recomputed == "default" else "as asked"
-                again = f"computes {repeated} operators again, {why}, in @{call.function}"
+                again = (
+                    f"computes {counted(repeated, 'operator')} again, {why}, in @{call.function}"
+                )
                 lines.append(f"  {stage} {again}")
         return lines
 
@@ -236,8 +239,8 @@ def _summary(variables: list[Variable]) -> str:
     """The memory of some variables, and their number by kind."""
     total = sum(v.held.nbytes for v in variables)
     kinds = dict.fromkeys(v.kind for v in variables)
-    counts = ", ".join(f"{sum(v.kind == k for v in variables)} {k}" for k in kinds)
-    return f"{byte_text(total)} in {len(variables)} variables ({counts})"
+    counts = ", ".join(counted(sum(v.kind == k for v in variables), k) for k in kinds)
+    return f"{byte_text(total)} in {counted(len(variables), 'variable')} ({counts})"
 
 
 def _walk(body: tuple[Instruction, ...]) -> Iterator[Instruction]:

@@ -92,3 +92,12 @@ def byte_text(nbytes: int) -> str:
             break
         size, unit = size / 1024, larger
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def counted(count: int, one: str, several: str = "") -> str:
+    """A number with its noun: `1 row`, `2 rows`.
+
+    Args:
+        several: the plural, if it is not `one` with an s.
+    """
+    return f"{count:,} {one if count == 1 else several or f'{one}s'}"

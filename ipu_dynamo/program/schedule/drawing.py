@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from ipu_dynamo.program.ir.types import counted
 from ipu_dynamo.program.schedule.actions import AddGradients, ReceiveValues, RunPass
 from ipu_dynamo.program.schedule.stage_passes import StagePass
 from ipu_dynamo.program.schedule.timing import lengths_of
@@ -113,7 +114,7 @@ def _picture(panels: Sequence[tuple[str, "Schedule"]], axis: _Axis, unit: str) -
     right, y = left + axis.end + _MARGIN, float(_MARGIN)
     parts, width = list[str](), right
     for title, schedule in panels:
-        heading = f"{schedule.idle:.1%} idle, {schedule.timed().cycles} cycles of time"
+        heading = f"{schedule.idle:.1%} idle, {counted(schedule.timed().cycles, 'cycle')} of time"
         parts.append(text(_MARGIN, y + 14, f"{title}: {heading}" if title else heading, bold=True))
         y += _LINE
         for row, name in enumerate(schedule.rows):
@@ -133,7 +134,8 @@ def _picture(panels: Sequence[tuple[str, "Schedule"]], axis: _Axis, unit: str) -
     width, height = max(width, end) + _MARGIN, y + 2 * _LINE
     passes = sum(len(runs) for _, schedule in panels for runs in schedule.runs)
     workers = sum(len(schedule.workers) for _, schedule in panels)
-    title = f"{passes} passes on {workers} workers in {axis.cycles} cycles"
+    of_all = (counted(passes, "pass", "passes"), counted(workers, "worker"))
+    title = f"{' on '.join(of_all)} in {counted(axis.cycles, 'cycle')}"
     return picture(width, height, title, [*parts, *legend])
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from ipu_dynamo.machine.prediction import Prediction
 from ipu_dynamo.machine.text import headline, items, percent, precision, seconds, step_name, title
+from ipu_dynamo.program.ir.types import counted
 from ipu_dynamo.report.views.compact import Column, Json, Strings, table
 from ipu_dynamo.report.views.memory_view import category_names, ipu_bars, memory_views
 from ipu_dynamo.report.views.operator_view import block_views, call_view, operator_view
@@ -53,7 +54,7 @@ def page_view(
 def _facts(prediction: Prediction) -> list[tuple[str, str, str]]:
     """The figures of the first screen: label, value and explanation."""
     rows = prediction.micro_batch_rows
-    batches = f"{prediction.micro_batches:,}" + (f" of {rows:,} rows" if rows else "")
+    batches = f"{prediction.micro_batches:,}" + (f" of {counted(rows, 'row')}" if rows else "")
     step = "of one update" if prediction.kind == "training" else "of one call"
     return [
         (f"Time of a {step_name(prediction)}", seconds(prediction.step_seconds), step),

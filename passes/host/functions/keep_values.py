@@ -34,7 +34,7 @@ from ipu_dynamo.program import (
     make_function,
 )
 from ipu_dynamo.program.ir.made_names import made_of
-from ipu_dynamo.program.ir.types import byte_text
+from ipu_dynamo.program.ir.types import byte_text, counted
 from ipu_dynamo.tune.costs import SHARE_OF_KEPT_VALUES
 from ipu_dynamo.tune.installed_memory import installed_bytes
 
@@ -103,15 +103,17 @@ def _decision(one: KeptStage, program: Program, against: str | None) -> Decision
     if against is not None:
         choice, reason = "computed again", against
     else:
-        choice, reason = f"kept, {_size(one, program)}", f"{one.saved} operators are not repeated"
+        choice = f"kept, {_size(one, program)}"
+        are = "is" if one.saved == 1 else "are"
+        reason = f"{counted(one.saved, 'operator')} {are} not repeated"
         reason += f"; repeated are {_repeated(one)}" if one.repeated else ""
     of = f"values of stage {one.stage}"
     return Decision(KeepValues.name, choice, reason, of=of, count=len(one.values))
 
 
 def _repeated(one: KeptStage) -> str:
-    """`3 casts, 1 constants`."""
-    return ", ".join(f"{count} {what}" for what, count in one.repeated.items())
+    """`3 casts, 1 constant`."""
+    return ", ".join(counted(count, what) for what, count in one.repeated.items())
 
 
 def _size(one: KeptStage, program: Program) -> str:

@@ -25,7 +25,7 @@ _CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 _SAME_MEMORY = (aten._unsafe_view.default,)  # views that PyTorch does not call so
 # Such a layer is another operator here, which may round otherwise: nothing after it is matched.
 _GATES = "recurrent layers, whose gates the forward pass does not make"
-_CAST, _CONSTANT = "casts", "constants"
+_CAST, _CONSTANT = "cast", "constant"
 _UNMATCHED = "operators without an equal value in the forward pass"
 
 

@@ -24,6 +24,7 @@ from ipu_dynamo.program import (
     Variable,
     graph_outputs,
 )
+from ipu_dynamo.program.ir.types import counted
 from ipu_dynamo.program.ir.update_rules import SGD, Adam, TracedRule
 from ipu_dynamo.program.schedule.sections import sections
 from ipu_dynamo.tune.costs import (
@@ -109,7 +110,8 @@ def why_not_fused(program: Program) -> str | None:
     cut = sections(program)
     calls = program.calls
     if len(calls) != 1 or cut.micro_batches != 1:
-        return f"{cut.micro_batches} micro-batches a step, {len(calls)} calls each"
+        micro_batches = counted(cut.micro_batches, "micro-batch", "micro-batches")
+        return f"{micro_batches} a step, {counted(len(calls), 'call')} each"
     factors = factors_of(cut.before)
     before = [i for i in cut.before if i is not factors]
     if before or not all(isinstance(i, Receive | Call | Send) for i in cut.loop):

@@ -158,5 +158,5 @@ def test_a_location_that_cannot_be_is_refused(arguments, problem):
 
 def test_the_short_form_counts_what_is_off_the_chip():
     lines = body(Locations(weights=AWAY)).short().splitlines()
-    assert "  off chip: 48 B in 2 variables (2 parameter)" in lines
+    assert "  off chip: 48 B in 2 variables (2 parameters)" in lines
     assert "  streaming memory: 48 bytes stored, 132 bytes loaded in a call" in lines

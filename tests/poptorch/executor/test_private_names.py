@@ -133,7 +133,7 @@ def test_the_executable_is_there_while_there_is_a_program():
     executor(batch(2)[0])
     assert executor._executable
     assert repr(executor._executable) == (
-        "<executable of Classifier: inference on 1 virtual IPUs, 1 replicas>"
+        "<executable of Classifier: inference on 1 virtual IPU, 1 replica>"
     )
     executor.destroy()
     assert executor._executable is None

@@ -39,7 +39,7 @@ def printed(*args, **options):
         ({}, "functions run operator by operator"),
         ({"ipus": 2}, "2 IPUs"),
         ({"replicas": 2}, "2 replicas"),
-        ({"gradient_accumulation": 3}, "3 micro-batches a step, 1 calls each"),
+        ({"gradient_accumulation": 3}, "3 micro-batches a step, 1 call each"),
         ({"optimizer": torch.optim.RMSprop}, "the rule rmsprop"),
     ],
 )

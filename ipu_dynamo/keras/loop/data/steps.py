@@ -3,6 +3,8 @@
 import warnings
 from dataclasses import dataclass
 
+from ipu_dynamo.program.ir.types import counted
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
@@ -58,7 +60,7 @@ def plan_steps(
     steps, remainder = divmod(batches, replicas)
     if not steps:
         raise ValueError(
-            f"{_count(batches, 'batch', 'batches')} cannot be divided among {replicas} replicas, "
+            f"{counted(batches, 'batch', 'batches')} cannot be divided among {replicas} replicas, "
             f"which take one each in every step: give at least {replicas} batches"
         )
     if remainder:
@@ -70,7 +72,7 @@ def plan_steps(
     if per_execution > steps:
         warnings.warn(
             f"steps_per_execution is {per_execution}, and an epoch has "
-            f"{_count(steps, 'step', 'steps')}: {steps} is used in this call",
+            f"{counted(steps, 'step', 'steps')}: {steps} is used in this call",
             stacklevel=3,
         )
         per_execution = steps
@@ -81,7 +83,3 @@ def plan_steps(
             "steps_per_execution"
         )
     return StepPlan(steps, per_execution, replicas, goes_on=number is not None)
-
-
-def _count(number: int, singular: str, plural: str) -> str:
-    return f"{number} {singular if number == 1 else plural}"

@@ -239,6 +239,6 @@ def test_what_was_measured_stays(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.inductor
 def test_explain_shows_the_choice():
-    shown = str(ipu_dynamo.explain(Small(), torch.randn(2, 2, 12, 12)))
+    shown = ipu_dynamo.explain(Small(), torch.randn(2, 2, 12, 12)).details
     assert "small convolutions:" in shown
     assert "forward of 2 x 2 x 12 x 12 with 4 x 2 x 3 x 3" in shown
