@@ -10,16 +10,30 @@ from typing import TYPE_CHECKING, Any
 if "torch" in sys.modules:  # PyTorch looks the backend up before Dynamo sees a model
     import ipu_dynamo.ops.right_decompositions
     import ipu_dynamo.ops.unread_values  # noqa: F401
-if "torch._dynamo" in sys.modules:
-    from ipu_dynamo.capture.private.failed_frames import watch_failures
-
-    watch_failures()  # of frames that this backend never sees
 
 if TYPE_CHECKING:
     from torch import fx
 
+    from ipu_dynamo.capture.private.failed_frames import FailedFrame
     from ipu_dynamo.options import Options
     from ipu_dynamo.torch_compile.backend_options import BackendOptions
+
+
+def _watch() -> None:
+    """Note frames that Dynamo gives up, which this backend never sees."""
+    from ipu_dynamo.capture.private.failed_frames import watch_failures
+
+    watch_failures(_tell)
+
+
+def _tell(failure: "FailedFrame") -> None:
+    from ipu_dynamo.torch_compile.notices import tell_of_recurrent_layer
+
+    tell_of_recurrent_layer(failure)
+
+
+if "torch._dynamo" in sys.modules:
+    _watch()
 
 
 def ipu(
@@ -43,11 +57,10 @@ def ipu(
         OptionError: an option does not exist or has no meaning here.
     """
     from ipu_dynamo.capture.private.dynamo import reset_with_dynamo
-    from ipu_dynamo.capture.private.failed_frames import watch_failures
     from ipu_dynamo.capture.private.saved_aot import aot_compiling
     from ipu_dynamo.torch_compile.compile_graph import compile_readably
 
-    watch_failures()
+    _watch()
     reset_with_dynamo(compile_readably)
     if aot_compiling() and mode is None:
         from ipu_dynamo.torch_compile.aot import savable

@@ -12,12 +12,15 @@ from torch import Tensor, fx
 from ipu_dynamo import noted_warnings
 from ipu_dynamo.capture.dynamo import describe_inputs, last_block
 from ipu_dynamo.capture.private.dynamo import compile_count, errors_are_swallowed, recompile_limit
+from ipu_dynamo.capture.private.failed_frames import FailedFrame
 from ipu_dynamo.rank_number import this_rank
 
 log = logging.getLogger(__name__)
 Shapes = dict[str, tuple[int, ...]]
 _shapes: dict[object, Shapes] = {}  # of the inputs of a frame and module, when first compiled
 _said: set[object] = set()
+_RECURRENT = "RNN, GRU, or LSTM"  # in Dynamo's reason
+_REMEDY = "torch._dynamo.config.allow_rnn = True lets it capture recurrent layers"
 _UNTOLD = "PyTorch cannot trace what the line calls; TORCH_LOGS=graph_breaks says why"
 
 
@@ -52,11 +55,10 @@ def tell_of_break(gm: fx.GraphModule, markers: Sequence[fx.Node]) -> None:
         if block
         else ""
     )
-    captured = (
-        "torch._dynamo.config.allow_rnn = True lets it capture recurrent layers. "
-        if "RNN, GRU, or LSTM" in why
-        else ""
-    )
+    captured = ""
+    if _RECURRENT in why:
+        captured = f"{_REMEDY}. "
+        _said.add((_RECURRENT, line))
     if "DDPOptimizer" in why:  # nothing of the user's is there
         noted_warnings.warn(
             "DistributedDataParallel cuts the graph at its buckets, so that gradients are sent "
@@ -67,6 +69,22 @@ def tell_of_break(gm: fx.GraphModule, markers: Sequence[fx.Node]) -> None:
     noted_warnings.warn(
         f"PyTorch breaks the graph at {line} ({why}). What is there runs in plain PyTorch. {ends}"
         f"{captured}Compile with fullgraph=True to see the reason in full.",
+    )
+
+
+def tell_of_recurrent_layer(failure: FailedFrame) -> None:
+    """Warn, once per line, that PyTorch does not capture a recurrent layer.
+
+    Of other functions that it gives up only `inspect` tells, as many of them compute nothing.
+    """
+    what = _RECURRENT, failure.where
+    if _RECURRENT not in failure.reason or what in _said or this_rank():
+        return
+    _said.add(what)
+    noted_warnings.warn(
+        f"PyTorch does not capture the recurrent layer at {failure.where}: it runs in plain "
+        f"PyTorch, and ipu_dynamo.inspect shows the parts in no program. {_REMEDY}, if it is set "
+        "before the first call."
     )
 
 

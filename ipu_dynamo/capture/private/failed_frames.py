@@ -6,6 +6,7 @@ thread of the compilation and below `_compile`, whose arguments have all that is
 PyTorch 2.13.0.
 """
 
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from torch._dynamo.utils import _get_error_on_graph_break
 
 from ipu_dynamo.errors import is_library
 
+log = logging.getLogger(__name__)
 COMMON: CodeType = wrap_inline(abs).__code__  # modules whose `forward` is PyTorch's run in it
 _COMPILE = convert_frame._compile.__code__
 _ARGUMENTS = {"code", "locals", "closure", "compiler_fn", "one_graph"}  # of `_compile`
@@ -53,6 +55,7 @@ class FailedFrame:
 _Failures = dict[int, FailedFrame]  # by the module's id; the last one of each
 _failed: dict[tuple[str, CodeType], _Failures] = {}  # equal code may be in another file
 _collected: ContextVar[list[FailedFrame] | None] = ContextVar("ipu_dynamo_failed", default=None)
+_tell: list[Callable[[FailedFrame], None]] = []
 
 
 class _LastingCallbacks(list[Callable[[CallbackArgs], None]]):
@@ -63,8 +66,14 @@ class _LastingCallbacks(list[Callable[[CallbackArgs], None]]):
         self[:] = [_note]
 
 
-def watch_failures() -> None:
-    """Note failures from now on."""
+def watch_failures(tell: Callable[[FailedFrame], None] | None = None) -> None:
+    """Note failures from now on.
+
+    Args:
+        tell: is called with each frame that Dynamo skips.
+    """
+    if tell is not None and tell not in _tell:
+        _tell.append(tell)
     if not isinstance(callback_handler.end_callbacks, _LastingCallbacks):
         callback_handler.end_callbacks = _LastingCallbacks([*callback_handler.end_callbacks, _note])
 
@@ -132,6 +141,11 @@ def _note(args: CallbackArgs) -> None:
     for number in [n for n, f in of_code.items() if not f.skipped and f.module and not f.module()]:
         del of_code[number]  # an error of a module that is gone
     of_code[id(module)] = failure
+    for tell in _tell if failure.skipped else ():
+        try:
+            tell(failure)
+        except Warning as warning:  # Dynamo would count this compilation as running for good
+            log.warning("%s", warning)
 
 
 def _is_skipped(error: BaseException, *, one_graph: bool) -> bool:

@@ -1,12 +1,15 @@
 """Check that programs call recurrent layers as operators, with the dropout between them."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ipu_dynamo import Options, compile_inference, compile_training
+from ipu_dynamo import Options, compile_inference, compile_training, explain
 from ipu_dynamo.testing import assert_same_training
+from ipu_dynamo.torch_compile import notices
 from ipu_dynamo.torch_compile.backend import ipu
 
 EAGER = {"engine": "eager"}
@@ -140,15 +143,16 @@ def test_a_whole_step_draws_anew_each_time():
     assert len({run(torch.ones(3, 2, 3)).item() for _ in range(4)}) == 4
 
 
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LSTM(3, 4)
+
+    def forward(self, x):
+        return self.layer(x)[0]
+
+
 def test_the_notice_of_a_break_names_the_setting():
-    class Inner(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.LSTM(3, 4)
-
-        def forward(self, x):
-            return self.layer(x)[0]
-
     model = nn.Sequential(nn.Linear(3, 3), Inner(), nn.Linear(4, 2))
 
     def run(x):
@@ -159,3 +163,65 @@ def test_the_notice_of_a_break_names_the_setting():
         found = torch.compile(run, backend=ipu, options=EAGER)(x)
     torch.testing.assert_close(found, run(x))
     assert not torch._dynamo.config.allow_rnn
+
+
+@pytest.fixture
+def forgotten():
+    """Nothing is compiled, and no user was warned."""
+    torch._dynamo.reset()
+    notices.forget()
+
+
+@pytest.mark.usefixtures("forgotten")
+@pytest.mark.parametrize("kind", [nn.Sequential, lambda *layers: layers[0]])
+def test_a_layer_in_no_program_is_told_once_with_line_and_remedy(kind):
+    model, x = kind(Inner(), nn.Linear(4, 2)), torch.randn(5, 2, 3)
+    run = torch.compile(model, backend=ipu, options=EAGER)
+    with pytest.warns(UserWarning, match="does not capture the recurrent layer") as told:
+        torch.testing.assert_close([run(x), run(x)], [model(x), model(x)])
+    (text,) = (str(one.message) for one in told if "recurrent" in str(one.message))
+    place = f"test_recurrent_layers.py:{Inner.forward.__code__.co_firstlineno + 1}:"
+    assert place in text
+    assert "torch._dynamo.config.allow_rnn = True" in text
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_bare_layer_is_told_with_the_line_of_its_call():
+    run = torch.compile(nn.LSTM(3, 4), backend=ipu, options=EAGER)
+    with pytest.warns(
+        UserWarning, match=r"layer at test_recurrent_layers\.py:\d+: it runs"
+    ) as told:
+        run(torch.randn(5, 2, 3))
+    assert told[0].filename == __file__
+    assert f":{told[0].lineno}:" in str(told[0].message)
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_other_calls_are_not_told_of_recurrent_layers():
+    model, x = Inner(), torch.randn(5, 2, 3)
+
+    def outside(x):
+        return torch.compiler.disable(model)(x) + 1
+
+    with warnings.catch_warnings(record=True, action="always") as told:
+        torch.compile(model, backend="eager")(x)
+        torch._dynamo.reset()
+        explain(model, x, options=EAGER)
+        with pytest.raises(torch._dynamo.exc.Unsupported):
+            torch.compile(model, backend=ipu, options=EAGER, fullgraph=True)(x)
+        torch.compile(outside, backend=ipu, options=EAGER)(x)
+        with torch._dynamo.config.patch(allow_rnn=True):
+            torch._dynamo.reset()
+            torch.compile(model, backend=ipu, options=EAGER)(x)
+    assert not [one for one in told if "recurrent layer at" in str(one.message)]
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_warning_that_is_an_error_is_logged(caplog):
+    """Dynamo would take an error at the end of a compilation for one that never ends."""
+    model, x = Inner(), torch.randn(5, 2, 3)
+    with warnings.catch_warnings(action="error"):
+        found = torch.compile(model, backend=ipu, options=EAGER)(x)
+    torch.testing.assert_close(found, model(x))
+    assert "does not capture the recurrent layer" in caplog.text
+    torch._dynamo.reset()
