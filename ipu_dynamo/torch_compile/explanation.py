@@ -24,7 +24,10 @@ from ipu_dynamo.inspection.private.dynamo_programs import (
     options_of,
     unwrapped,
 )
-from ipu_dynamo.inspection.private.version_counters import set_versions
+from ipu_dynamo.inspection.private.version_counters import (
+    check_versions_can_be_set,
+    set_versions,
+)
 from ipu_dynamo.progress import begin, job
 from ipu_dynamo.torch_compile.backend_options import BackendOptions
 from ipu_dynamo.torch_compile.compile_graph import compile_readably
@@ -131,6 +134,7 @@ def _left_as_it_was(model: object) -> Iterator[Callable[[Iterable[Any]], None]]:
     Yields:
         A function that adds tensors from outside the modules.
     """
+    check_versions_can_be_set()
     modules = [*_modules_of(model, set())]
     before: dict[int, tuple[Tensor, Tensor, int | None]] = {}
 

@@ -8,7 +8,17 @@ import torch
 from torch import Tensor, nn
 
 import ipu_dynamo
-from ipu_dynamo import BeginBlock, Block, CompileError, InputError, Strategy, explain, inspect
+from ipu_dynamo import (
+    BeginBlock,
+    Block,
+    CompileError,
+    InputError,
+    IpuError,
+    Strategy,
+    explain,
+    inspect,
+)
+from ipu_dynamo.inspection.private import version_counters
 from ipu_dynamo.testing import assert_same_bits
 from tests.inspection.looking import EAGER, check_members, nothing_changes
 
@@ -192,14 +202,14 @@ def test_reasons_of_a_model_in_no_program_before_and_after_a_call(engine):
 def test_each_object_shows_only_errors_of_its_own():
     fresh, wrong, recurrent = nn.Linear(4, 4), nn.Linear(3, 3), nn.LSTM(4, 4)
     inside = nn.Sequential(nn.Linear(4, 8), Tagger())
-    with pytest.raises(RuntimeError, match="shape"):
+    with pytest.raises(RuntimeError, match="reduction dim"):
         compiled(wrong)(X)
     compiled(recurrent)(X)
     compiled(inside)(X)
     for model in (fresh, nn.LSTM(4, 4), nn.Sequential(nn.Linear(4, 8))):
         assert inspect(model).reasons == ()
         assert "not compiled yet" in str(inspect(model))
-    for model, what in ((wrong, "shape"), (recurrent, "LSTM"), (inside, "LSTM")):
+    for model, what in ((wrong, "fake tensor"), (recurrent, "LSTM"), (inside, "LSTM")):
         assert what in str(inspect(model).reasons[0])
     torch._dynamo.reset()
     assert inspect(recurrent).reasons == ()
@@ -391,6 +401,18 @@ def test_explain_leaves_modules_that_a_function_names_as_they_were():
         assert (module.training, getattr(module, "calls", 0)) == (True, 0)
         assert getattr(module, "seen", []) == []
     assert GLOBAL.num_batches_tracked.item() == 0
+
+
+def test_a_pytorch_that_cannot_take_back_writes_is_refused_before_anything_runs(monkeypatch):
+    model, called = Model(), []
+    model.register_forward_hook(lambda *_: called.append(0))
+    monkeypatch.setattr(version_counters, "_unsafe_set_version_counter", None)
+    with pytest.raises(IpuError, match="cannot take back writes to tensors"):
+        explain(model, X, options=EAGER)
+    assert called == []
+    monkeypatch.setattr(version_counters, "_unsafe_set_version_counter", lambda *_: None)
+    with pytest.raises(IpuError, match="has not taken back writes"):
+        explain(Model(), X, options=EAGER)
 
 
 def test_explain_gives_lazy_modules_no_shape():
