@@ -28,7 +28,6 @@ def identity_loss(x: Tensor, reduction: str) -> Tensor:
     Returns:
         a 0-dim tensor for "sum" and "mean", else a copy of `x`.
     """
-    require(reduction in ("sum", "mean", "none"), "Unsupported reduction type!")
     return markers.identity_loss(x, reduction)
 
 

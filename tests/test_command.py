@@ -48,6 +48,12 @@ FUNCTIONS = """
 
     def wrong():
         raise KeyError("no model here")
+
+    def alone():
+        return model
+
+    def narrow():
+        return model, torch.empty(4, 3, device="meta")
 """
 
 
@@ -222,6 +228,8 @@ def test_an_unusable_file_is_refused_in_one_line(run, tmp_path, monkeypatch, sub
         ("functions:missing", "AttributeError: "),
         ("no_such_module:model", "ModuleNotFoundError: "),
         ("functions:x.shape.numel", "int is no model and no program"),
+        ("functions:alone", "returned Sequential without arguments: return a tuple of the model"),
+        ("functions:narrow", "functions:narrow: RuntimeError: "),
     ],
 )
 def test_an_unusable_function_is_refused_in_one_line(files, run, monkeypatch, what, problem):

@@ -243,6 +243,15 @@ def trace(
                 id="value",
             ) from error
         except Exception as error:  # of the user's code, or raised by torch for it
+            if str(error).startswith(".numpy() is not supported"):
+                raise CompileError(
+                    "Python code depends on the value of a tensor as a NumPy array, which is not "
+                    "known when compiling",
+                    where=raised_at(error.__traceback__),
+                    hint="compute with functions of torch, or, in inference, call the host: "
+                    "ipu_dynamo.HostFunction, poptorch.CPU",
+                    id="value",
+                ) from error
             made = [role for role, tensor in held if tensor.is_inference()]
             if made and "inference tensor" in str(error).lower():
                 raise CompileError(

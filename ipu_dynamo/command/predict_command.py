@@ -12,6 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from ipu_dynamo.errors import IpuError
 from ipu_dynamo.machine.predict_program import predict_program
 from ipu_dynamo.machine.prediction import Prediction
@@ -124,7 +126,19 @@ def _of_function(what: str, machine: str | None) -> Prediction:
     except Exception as error:
         raise _Unusable(f"{what}: {type(error).__name__}: {error}") from error
     model, *arguments = result if isinstance(result, tuple) else (result,)
-    prediction = predict(model, *arguments, machine=machine or _default_machine())
+    system = machine or _default_machine()
+    try:
+        prediction = predict(model, *arguments, machine=system)
+    except IpuError:
+        raise
+    except Exception as error:  # of the model's own code
+        problem = f"{what}: {type(error).__name__}: {error}"
+        if isinstance(model, nn.Module) and not arguments:
+            problem = (
+                f"{what} returned {type(model).__name__} without arguments: return a tuple of the "
+                f"model and the arguments of a micro-batch, (model, x) ({error})"
+            )
+        raise _Unusable(" ".join([problem, *getattr(error, "__notes__", ())])) from error
     command = _command([what, "--machine", prediction.system])
     return replace(prediction, reproduce=replace(prediction.reproduce, command=command))
 

@@ -36,6 +36,9 @@ class ValueNames:
     updates: tuple[str, ...]
 
 
+_NAMES = "look at value_names of a CompiledModel, or getTensorNames() of an executor of poptorch"
+
+
 def value_names(compiled: Compiled) -> ValueNames:
     """The names of the values inside a compiled model."""
     held = _held(compiled)
@@ -112,5 +115,5 @@ def _in_force(compiled: Compiled) -> list[str]:
 def _unknown(short: str, anchor: Anchor, known: tuple[str, ...]) -> UnknownValue:
     what = "value" if anchor.of == "value" else f"{anchor.of} of a value"
     near = get_close_matches(anchor.name, known, n=3)
-    hint = f"did you mean {', '.join(near)}?" if near else "look at CompiledModel.value_names"
+    hint = f"did you mean {', '.join(near)}?" if near else _NAMES
     return UnknownValue(f"anchor {short}: there is no {what} called {anchor.name}", hint=hint)

@@ -205,8 +205,9 @@ def _tensors_of_item(item: Any) -> Iterator[Tensor]:
     for leaf in tensors_of(item):
         require(
             isinstance(leaf, Tensor),
-            f"items must be made of tensors, got a {type(leaf).__name__}: convert it in "
-            "collate_fn, or register a parser of its class with poptorch.registerCustomArgParser",
+            f"items must be made of tensors, got a {type(leaf).__name__}: convert it or leave it "
+            "out in collate_fn, a function at the top level of a module (no lambda), or register a "
+            "parser of its class with poptorch.registerCustomArgParser",
         )
         yield leaf
 

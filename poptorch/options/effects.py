@@ -47,6 +47,12 @@ def setter(
         @has_effect(effect)
         @functools.wraps(method)
         def call(owner: _Owner, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Owner:
+            if not hasattr(owner, "checkIsFrozen"):  # poptorch.TensorLocationSettings.useX(True)
+                raise TypeError(
+                    f"{method.__name__} is called on a class, with {owner!r} in place of the "
+                    "object: make the object first, such as poptorch.Options() or "
+                    f"poptorch.TensorLocationSettings(), and call {method.__name__} on it"
+                )
             owner.checkIsFrozen()
             method(owner, *args, **kwargs)
             return owner

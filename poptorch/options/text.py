@@ -54,11 +54,15 @@ def apply_file(options: object, filepath: str) -> None:
     """
     path = Path(filepath)
     stripped = (line.strip() for line in path.read_text().splitlines())
-    lines = [line for line in stripped if line and not line.startswith("#")]
-    compiled = [_compile(line, number, path) for number, line in enumerate(lines, start=1)]
+    lines = {n: line for n, line in enumerate(stripped, 1) if line and not line.startswith("#")}
+    compiled = {number: _compile(line, number, path) for number, line in lines.items()}
     names = {"options": options, **NAMES}
-    for code in compiled:
-        exec(code, names)
+    for number, code in compiled.items():
+        try:
+            exec(code, names)
+        except Exception as error:
+            error.add_note(f"in line {number} of {path.name}: {lines[number]}")
+            raise
 
 
 def _compile(line: str, number: int, path: Path) -> CodeType:

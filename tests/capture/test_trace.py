@@ -256,8 +256,9 @@ def test_modes_of_the_model_are_in_the_graph():
         lambda x: x * len(x.tolist()),
         lambda x: x[x.nonzero()],
         lambda x: x * int(x[0]),
+        lambda x: x * torch.from_numpy(x.numpy()),
     ],
-    ids=["if", "item", "tolist", "nonzero", "int"],
+    ids=["if", "item", "tolist", "nonzero", "int", "numpy"],
 )
 def test_python_that_depends_on_values_is_refused_with_its_line(decide):
     with pytest.raises(

@@ -18,6 +18,7 @@ from tests.saved_model.prepared_processes import errors_of, run_command
 from tests.saved_model.programs import branches, command, exported, packed
 
 SERVE = ("--tag_set", "serve", "--signature_def", "serving_default")
+CONVERSION = ("convert", "--dir", "x", "--output_dir", "y", "--tag_set", "z")
 ONES = "x=np.ones((2, 4));y=np.zeros((2, 4), dtype=np.float32)"
 
 
@@ -75,20 +76,14 @@ def test_processes_end_as_the_command_says(folder, tmp_path):
         (("show", "--dir", "x", "--list_ops"), "--list_ops needs"),
         (("show", "--dir", "x", "--signature_def", "y"), "needs --tag_set"),
         (("convert", "--dir", "x"), "--output_dir"),
+        ((*CONVERSION, "ipu", "--num_ipu", "2"), "did you mean --num_ipus"),
         (
-            (
-                "convert",
-                "--dir",
-                "x",
-                "--output_dir",
-                "y",
-                "--tag_set",
-                "z",
-                "ipu",
-                "--num_ipu",
-                "2",
-            ),
-            "did you mean --num_ipus",
+            (*CONVERSION, "ipu", "--signature_def", "s"),
+            "--signature_def belongs directly after convert or run or show",
+        ),
+        (
+            (*CONVERSION, "ipu", "--dir", "d"),
+            "--dir belongs directly after show, run or convert",
         ),
         (("freeze", "--dir", "x"), "invalid choice"),
     ],

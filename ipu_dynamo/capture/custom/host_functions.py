@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ class HostCalls:
 
 _trace: ContextVar[HostCalls | None] = ContextVar("host_calls", default=None)
 _here = threading.local()
+_CONSTANTS = (bool, int, float, complex, str, NoneType)
 _TENSOR = object()  # stands for a tensor in the structure that a function returns
 
 
@@ -66,8 +68,9 @@ class HostFunction:
     the function once for each micro-batch and replica, in the order of micro-batches, one thread at
     a time. The function gets copies of tensors, on the CPU; it may look at values, and use any
     library. During compilation it is called once, on zeros. This call fixes the shapes and types of
-    its tensors, and its other results are constants of the program. Outside of such a model the
-    function is just called. Programs with it cannot be saved.
+    its tensors. Its other results are None, bools, numbers and strings: constants of the program,
+    which each call has to return again. Outside of such a model the function is just called.
+    Programs with it cannot be saved.
 
     Args:
         function: takes tensors and other values, returns any structure of tensors.
@@ -112,9 +115,16 @@ def _recorded(
         for position, tensor in zip(positions, tensors, strict=False):
             arguments[position] = tensor
         found, found_spec = flatten(function(*pytree.tree_unflatten(arguments, spec)))
+        others = [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in found]
         if not structure:
-            others = [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in found]
+            _check_constants(others, name)
             structure.append((others, found_spec))
+        elif repr(others) != repr(structure[0][0]) or found_spec != structure[0][1]:
+            raise RuntimeError(
+                f"the host function {name} returned {_shown(others)} besides tensors, and "
+                f"{_shown(structure[0][0])} when compiling: return values that depend on the "
+                "arguments as tensors"
+            )
         return [leaf for leaf in found if isinstance(leaf, Tensor)]
 
     tensors = [leaves[i] for i in positions]
@@ -128,6 +138,23 @@ def _recorded(
     out_leaves, out_spec = structure[0]
     rebuilt = [next(values) if leaf is _TENSOR else leaf for leaf in out_leaves]
     return pytree.tree_unflatten(rebuilt, out_spec)
+
+
+def _check_constants(others: Sequence[Any], name: str) -> None:
+    """Refuse results whose values a later call cannot be compared with, such as NumPy's arrays."""
+    for value in others:
+        if value is not _TENSOR and not isinstance(value, _CONSTANTS):
+            raise CompileError(
+                f"the host function {name} returned a {type(value).__name__}, which a program "
+                "cannot take from the host",
+                where=called_from(),
+                hint="return tensors, such as torch.from_numpy(array)",
+                id="operator",
+            )
+
+
+def _shown(others: Sequence[Any]) -> str:
+    return ", ".join(repr(value) for value in others if value is not _TENSOR) or "nothing"
 
 
 @contextmanager

@@ -224,7 +224,10 @@ def ctc_beam_search(
     if not 0 <= blank < classes:
         raise ValueError(f"blank is {blank}, and there are {classes} classes")
     if not 1 <= top_paths <= beam_width:
-        raise ValueError(f"top_paths is {top_paths}: choose a number from 1 to {beam_width}")
+        raise ValueError(
+            f"top_paths is {top_paths}, and only beam_width={beam_width} prefixes are kept: choose "
+            f"a number from 1 to {beam_width}, or raise beam_width"
+        )
     if not time:
         raise ValueError("log_probs has no time step")
     found: tuple[Tensor, Tensor, Tensor] = torch.ops.ipu.ctc_beam_search(

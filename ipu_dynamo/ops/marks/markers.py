@@ -103,7 +103,9 @@ def identity_loss(x: Tensor, reduction: str) -> Tensor:
     Source: PopTorch user guide, "poptorch.identity_loss".
     """
     if reduction not in ("sum", "mean", "none"):
-        raise AssertionError("Unsupported reduction type!")
+        raise AssertionError(
+            f"Unsupported reduction type! {reduction!r} is none of 'sum', 'mean' and 'none'"
+        )
     marked: Tensor = torch.ops.ipu.identity_loss(x, reduction)
     return marked
 

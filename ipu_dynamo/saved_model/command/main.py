@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-_known: set[str] = set()  # options of all subcommands
+_COMMAND = "ipu-saved-model"
+_known: dict[str, set[str]] = {}  # options of all subcommands, and these
 
 
 class _Parser(argparse.ArgumentParser):
@@ -50,28 +51,32 @@ class _Parser(argparse.ArgumentParser):
 
     def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
         """Add an argument, and know its name."""
-        _known.update(name for name in names if name.startswith("--"))
+        for name in names:
+            if name.startswith("--"):
+                _known.setdefault(name, set()).add(self.prog.removeprefix(f"{_COMMAND} "))
         return super().add_argument(*names, **settings)
 
     def error(self, message: str) -> NoReturn:
         """Exit with 2. Name similar options, and the place of those of a conversion."""
         if match := re.match(r"unrecognized arguments: (--\w+)", message):
-            near = get_close_matches(match[1], sorted(_known), n=3)
-            message += f"; did you mean {', '.join(near)}?" if near else ""
+            if places := _known.get(match[1]):
+                message += f"; {match[1]} belongs directly after {' or '.join(sorted(places))}"
+            elif near := get_close_matches(match[1], sorted(_known), n=3):
+                message += f"; did you mean {', '.join(near)}?"
         if message.startswith("argument method: invalid choice"):
             message += "; options of a conversion come after ipu: convert ... ipu --num_ipus 2"
         super().error(message)
 
 
 def _parser() -> argparse.ArgumentParser:
-    common = _Parser(add_help=False)
+    common = _Parser(prog="show, run or convert", add_help=False)
     common.add_argument("--dir", required=True, help="the saved program")
     common.add_argument(
         "--trust", action="store_true", help="read it as PyTorch does, which may run what it says"
     )
     common.add_argument("--traceback", action="store_true", help="print where an error comes from")
     parser = _Parser(
-        prog="ipu-saved-model",
+        prog=_COMMAND,
         description="Show, run and convert saved programs.",
         allow_abbrev=False,
     )

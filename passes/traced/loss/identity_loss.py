@@ -88,7 +88,8 @@ class IdentityLoss(Pass):
         if not final:
             raise CompileError(
                 "Couldn't find a loss in graph!",
-                hint="use a torch loss inside the model, or wrap the value in identity_loss",
+                hint="compute the loss in forward and return it: a torch loss, or identity_loss of "
+                "the value; a call then does backward() and the optimizer's step(), too",
                 id="loss",
             )
         if len(final) > 1:

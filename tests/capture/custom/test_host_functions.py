@@ -160,3 +160,32 @@ def test_other_shapes_than_when_compiling_are_an_error_with_the_line():
 def test_functions_of_one_name_stay_apart():
     first, second = register("twin", lambda x: x), register("twin", lambda x: x)
     assert {first.name, second.name} == {"twin", "twin/1"}
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [(lambda x: x.numpy() / 2, "ndarray"), (lambda x: (x, [torch.float32]), "dtype")],
+)
+def test_results_of_other_types_are_refused_with_the_line(function, kind):
+    compiled = ipu_dynamo.compile_inference(Doubled(function), Options(engine="eager"))
+    with pytest.raises(CompileError, match=rf"halve returned a {kind}[^$]*self\.host\(self\.layer"):
+        compiled(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.sum().item(),
+        lambda x: {"other" if x.any() else "key": x},
+        lambda x: (x, "some" if x.any() else None),
+    ],
+)
+def test_a_result_that_is_no_tensor_has_the_value_of_the_compilation(function):
+    host = HostFunction(function, "read")
+
+    def forward(x):
+        return x + 1, host(x)
+
+    compiled = ipu_dynamo.compile_inference(forward, Options(engine="eager"))
+    with pytest.raises(ExecutionError, match=r"the host function read returned .* when compiling"):
+        compiled(torch.ones(2))

@@ -118,7 +118,12 @@ def test_a_sequence_is_decoded_the_same_alone_and_in_a_batch():
         ((3, 4), [3], {}, "time, batch, classes"),
         ((3, 2, 4), [3], {}, "an integer for each of 2 sequences"),
         ((3, 1, 4), [3], {"blank": 4}, "blank is 4, and there are 4 classes"),
-        ((3, 1, 4), [3], {"beam_width": 2, "top_paths": 3}, "choose a number from 1 to 2"),
+        (
+            (3, 1, 4),
+            [3],
+            {"beam_width": 2, "top_paths": 3},
+            "beam_width=2 .* from 1 to 2, or raise beam_width",
+        ),
         ((3, 1, 4), [4], {}, "3 time steps cannot have length 4"),
     ],
 )

@@ -226,5 +226,5 @@ def test_the_loss_is_one_value():
         poptorch.trainingModel(Two())(torch.ones(1))
     with pytest.raises(poptorch.Error, match="Couldn't find a loss in graph!"):
         poptorch.trainingModel(Unmarked())(torch.ones(1))
-    with pytest.raises(AssertionError, match="Unsupported reduction type!"):
+    with pytest.raises(AssertionError, match="type! 'median' is none of 'sum', 'mean'"):
         poptorch.identity_loss(torch.ones(1), "median")

@@ -91,3 +91,10 @@ def test_input_groups_divide_the_replicas(replicas, size, kind):
     else:
         options.inputReplicaGrouping(size, kind)
     assert (options.input_group_size, options.input_cgt) == (size, kind)
+
+
+@pytest.mark.parametrize("cls", [poptorch.Options, poptorch.TensorLocationSettings])
+def test_a_setter_of_a_class_names_what_is_missing(cls):
+    setter = {poptorch.Options: "deviceIterations"}.get(cls, "useOnChipStorage")
+    with pytest.raises(TypeError, match=rf"{setter} is called on a class, with 3.*{cls.__name__}"):
+        getattr(cls, setter)(3)

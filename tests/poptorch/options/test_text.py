@@ -90,7 +90,7 @@ def test_a_syntax_error_names_its_line_and_nothing_is_executed(tmp_path, line):
     with pytest.raises(poptorch.ConfigFileError) as caught:
         options.loadFromFile(path)
     first, second = str(caught.value).split("\n")
-    assert first.startswith("SyntaxError at line 5 of run.conf: ")
+    assert first.startswith("SyntaxError at line 8 of run.conf: ")
     assert second == f"> options.{line}"
     assert repr(options) == repr(poptorch.Options())
     assert poptorch.options.ConfigFileError is poptorch.ConfigFileError
@@ -99,8 +99,9 @@ def test_a_syntax_error_names_its_line_and_nothing_is_executed(tmp_path, line):
 @pytest.mark.parametrize(
     ("line", "error"), [("noSuchOption(1)", AttributeError), ("deviceIterations(x)", NameError)]
 )
-def test_other_errors_of_a_line_come_out_unchanged(tmp_path, line, error):
+def test_other_errors_of_a_line_come_out_unchanged_with_the_line(tmp_path, line, error):
     path = tmp_path / "run.conf"
-    path.write_text(line)
-    with pytest.raises(error):
+    path.write_text(f"deviceIterations(2)\n\n{line}")
+    with pytest.raises(error) as caught:
         poptorch.Options().loadFromFile(path)
+    assert f"in line 3 of run.conf: {line}" in caught.value.__notes__
