@@ -25,6 +25,7 @@ from ipu_dynamo.capture.layers.recurrent_layers import RecurrentLayers
 from ipu_dynamo.capture.outside import OutsideReads, holds_tensors, objects_followed
 from ipu_dynamo.capture.private.cumulative_norms import batches_counted
 from ipu_dynamo.capture.private.dynamo import compiled_part
+from ipu_dynamo.capture.private.inference_regions import inference_regions_recorded
 from ipu_dynamo.capture.private.tracing import (
     DATA_DEPENDENT,
     fake_mode,
@@ -185,6 +186,7 @@ def trace(
                 FilledIndices(),
                 DynamicSlices(),
                 RequiredGradients(),
+                inference_regions_recorded(),
                 module_scopes(model) if module_names else nullcontext(),
                 draws_reported(),
                 reads[-1],

@@ -43,7 +43,7 @@ def describe(capture: Traced, joint: fx.GraphModule) -> Joint:
         if isinstance(role, int):
             values[role] = value
         elif role is not None and isinstance(value, fx.Node):
-            _refuse_change(role, roles, value)
+            _refuse_change(role, roles[role.name], value, training=capture.training)
             _refuse_shared_memory(role, capture, value)
             nodes.append(value)
             outputs.append(role)
@@ -86,10 +86,12 @@ def _index(source: Any) -> int:
     return source.idx
 
 
-def _refuse_change(role: OutputRole, roles: dict[str, Placeholder], value: fx.Node) -> None:
+def _refuse_change(
+    role: OutputRole, changed: Placeholder, value: fx.Node, *, training: bool
+) -> None:
     if role.kind != "mutation":
         return
-    if roles[role.name].kind == "constant":
+    if changed.kind == "constant":
         raise CompileError(
             f"forward changes the tensor {role.name} in place, which is neither an input nor "
             f"registered in the model",
@@ -97,7 +99,7 @@ def _refuse_change(role: OutputRole, roles: dict[str, Placeholder], value: fx.No
             hint="make it a buffer with register_buffer, or pass it as an input",
             id="in-place",
         )
-    if roles[role.name].trainable:
+    if training and changed.trainable:
         raise CompileError(
             f"forward changes parameter {role.name} in place, which the optimiser updates",
             node=value,

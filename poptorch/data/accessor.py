@@ -75,6 +75,8 @@ class AsynchronousDataAccessor:
         strategy = strategy_of(sharing_strategy)
         _check(buffer_size, miss_sleep_time_in_ms, rebatched_size)
         self._source = source_of(dataset, rebatched_size)
+        self.rebatched_size = rebatched_size
+        self._begun = self._ended = 0  # epochs, from 1
         settings = WorkerSettings(
             tensors_of=_tensors_of_item,
             init=partial(_register, picklable_parsers()),
@@ -113,7 +115,16 @@ class AsynchronousDataAccessor:
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch; the iterator of an earlier one gives no more items."""
-        return _Epoch(self, self._worker.begin())
+        self._begun = self._worker.begin()
+        return _Epoch(self, self._begun)
+
+    def __next__(self) -> Any:
+        """The next item of the epoch that was begun last, or of the first one."""
+        if not self._begun:
+            iter(self)
+        if self._begun == self._ended:
+            raise StopIteration
+        return self._next(self._begun)
 
     def terminate(self) -> None:
         """End the process; no more items come. Deleting the accessor and exiting do it too."""
@@ -124,6 +135,9 @@ class AsynchronousDataAccessor:
         with wrapped():
             try:
                 return self._worker.next(epoch)
+            except StopIteration:
+                self._ended = epoch
+                raise
             except WorkerDied as error:
                 raise AssertionError(f"{_FAILED_LATER}: {error}") from None
 

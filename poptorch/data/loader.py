@@ -290,7 +290,12 @@ def _warn_of_short_item(samples: Any, item_size: int | None, drop_last: bool) ->
 
 
 def concatenated(batches: list[Any]) -> Any:
-    """One structure like each of `batches`, their tensors joined along the first dimension."""
+    """One structure like each of `batches`, their tensors joined along the first dimension.
+
+    A single batch stays as it is, with whatever else is in it.
+    """
+    if len(batches) == 1:
+        return batches[0]
     columns = zip(*(list(tensors_of(batch)) for batch in batches), strict=True)
     return rebuilt(batches[0], iter([_joined(column) for column in columns]))
 

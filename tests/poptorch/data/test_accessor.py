@@ -93,6 +93,17 @@ def test_an_iteration_ends_once_and_for_all():
     assert len(list(accessor)) == 2
 
 
+def test_the_accessor_gives_the_items_of_its_last_iteration():
+    accessor = AsynchronousDataAccessor(Numbers(3), **FORK)
+    assert next(accessor)[0].item() == 0
+    assert [item[0].item() for item in iter(accessor)] == [0, 1, 2]
+    with pytest.raises(StopIteration):
+        next(accessor)
+    iter(accessor)
+    assert [next(accessor)[0].item() for _ in range(3)] == [0, 1, 2]
+    accessor.terminate()
+
+
 def test_items_are_not_copied_and_memory_is_used_again():
     items = iter(AsynchronousDataAccessor(Numbers(6), 1, **FORK))
     addresses = [next(items)[0].data_ptr() for _ in range(5)]

@@ -197,11 +197,17 @@ def test_registered_classes_are_joined():
 
 
 def test_only_tensors_can_be_joined():
-    loader = poptorch.DataLoader(
-        poptorch.Options(), Numbers(6), batch_sampler=Lengths(6), collate_fn=len
-    )
+    options = poptorch.Options().deviceIterations(2)
+    loader = poptorch.DataLoader(options, Numbers(6), batch_sampler=Lengths(6), collate_fn=len)
     with pytest.raises(poptorch.Error, match="made of tensors, got a int"):
         next(iter(loader))
+
+
+def test_a_batch_that_is_an_item_stays_as_it_was_made():
+    loader = poptorch.DataLoader(
+        poptorch.Options(), Numbers(6), batch_sampler=Lengths(6), collate_fn=lambda x: ("name", x)
+    )
+    assert [(name, len(samples)) for name, samples in loader] == [("name", n) for n in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("arguments", [{"batch_size": 2}, {"batch_size": None}, {"shuffle": True}])

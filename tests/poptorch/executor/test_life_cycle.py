@@ -137,6 +137,26 @@ def test_buffers_change_on_the_device():
     assert model.n == 3
 
 
+def test_parameters_change_on_the_device_in_an_inference():
+    class Bounded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor([8.0]))
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.weight.div_(2)
+            return poptorch.identity_loss(self.weight * x, "none")
+
+    model = Bounded()
+    executor = poptorch.inferenceModel(model)
+    assert [float(executor(ONE)) for _ in range(3)] == [4, 2, 1]
+    executor.copyWeightsToHost()
+    assert model.weight == 1
+    with pytest.raises(poptorch.Error, match="which the optimiser updates"):
+        poptorch.trainingModel(Bounded()).compile(ONE)
+
+
 def test_attaching():
     executor = poptorch.inferenceModel(Weighted())
     with pytest.raises(poptorch.Error, match="not been compiled"):
