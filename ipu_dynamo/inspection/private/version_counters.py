@@ -1,4 +1,7 @@
-"""Take back what PyTorch counts as writes to tensors. Checked on PyTorch 2.13.0 and 2.14.1."""
+"""Take back what PyTorch counts as writes to tensors. Checked on PyTorch 2.13.0.
+
+PyTorch 2.14.1 declares the same function, which was not run there.
+"""
 
 from collections.abc import Mapping
 

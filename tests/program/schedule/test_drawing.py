@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ipu_dynamo import draw_schedules
+from ipu_dynamo.program.ir.types import counted
 from ipu_dynamo.program.schedule.planning import pipelined, sequential, side_by_side
 from tests.program.schedule.test_schedule import FORWARD, call, training_calls
 
@@ -94,7 +95,8 @@ def test_several_schedules_have_one_axis():
     assert len(forward) == 1
     ends = {}
     for title, schedule in schedules.items():
-        idle = f"{title}: {schedule.idle:.1%} idle, {schedule.timed().cycles} cycles of time"
+        cycles = counted(schedule.timed().cycles, "cycle")
+        idle = f"{title}: {schedule.idle:.1%} idle, {cycles} of time"
         assert idle in texts_of(picture)
         last = max(x + width for *_, parts in boxes_of(schedule.svg()) for x, _, width, _ in parts)
         ends[title] = last

@@ -224,7 +224,7 @@ def test_a_pipeline_repeats_views_casts_and_constants_only(norm, schedule):
     assert all(node.target in CASTS or makes_constant(node) for node in again)
     assert len(repeated(host.program)) > 60 > 5 > len(again)
     text = "; ".join(decision.about for decision in decisions(host))
-    counts = [sum(map(int, re.findall(rf"(\d+) {what}", text))) for what in ("casts", "constants")]
+    counts = [sum(map(int, re.findall(rf"(\d+) {what}", text))) for what in ("cast", "constant")]
     assert sum(counts) == len(again)
     assert "operators without an equal value" not in text
     assert_same_bits(left, trained(Deep(norm), replace(options, force={"KeepValues": False}))[1])
