@@ -7,8 +7,18 @@ from torch import Tensor
 from ipu_dynamo.ops.marks import available_memory, markers, overlap
 from ipu_dynamo.ops.marks.serialized import serialized_matmul
 from ipu_dynamo.program import Overlap
+from poptorch.annotations import NameScope
+from poptorch.blocks import BeginBlock, Block, BlockFunction, LegacyBeginBlockFn, removeBlocks
+from poptorch.cpu import CPU
+from poptorch.ctc import ctc_beam_search_decoder
+from poptorch.custom_ops import custom_op
 from poptorch.enums import MatMulSerializationMode, OverlapMode
 from poptorch.errors import createPoptorchError, require
+from poptorch.ipu_print import ipu_print_tensor
+from poptorch.loops import cond, for_loop
+from poptorch.multi_conv import MultiConv
+from poptorch.point_clouds import fps, nearest
+from poptorch.slicing import dynamic_slice, dynamic_update
 from poptorch.tracing import isRunningOnIpu
 
 _OVERLAPS: dict[OverlapMode, Overlap] = {
@@ -183,9 +193,26 @@ def _overlap_mode(mode: OverlapMode) -> Overlap:
 
 
 __all__ = [
+    "CPU",
+    "BeginBlock",
+    "Block",
+    "BlockFunction",
+    "LegacyBeginBlockFn",
+    "MultiConv",
+    "NameScope",
+    "cond",
+    "ctc_beam_search_decoder",
+    "custom_op",
+    "dynamic_slice",
+    "dynamic_update",
+    "for_loop",
+    "fps",
     "identity_loss",
+    "ipu_print_tensor",
+    "nearest",
     "nop",
     "recomputationCheckpoint",
+    "removeBlocks",
     "serializedMatMul",
     "set_available_memory",
     "set_overlap_for_input",

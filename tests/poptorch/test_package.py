@@ -1,5 +1,6 @@
 """Check what `import poptorch` offers, and beside what it refuses to be imported."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -41,6 +42,31 @@ def installed(folder, version):
 def test_every_exported_name_exists():
     assert len(set(poptorch.__all__)) == len(poptorch.__all__)
     assert all(hasattr(poptorch, name) for name in poptorch.__all__)
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        (
+            "ops",
+            "BeginBlock Block BlockFunction CPU LegacyBeginBlockFn MultiConv NameScope cond "
+            "ctc_beam_search_decoder custom_op dynamic_slice dynamic_update for_loop fps "
+            "identity_loss ipu_print_tensor nearest nop recomputationCheckpoint removeBlocks "
+            "serializedMatMul set_available_memory set_overlap_for_input set_overlap_for_output",
+        ),
+        (
+            "options",
+            "Attribute BlockId ConfigFileError Options ParallelPhasedExecution Phase "
+            "PipelinedExecution SerialPhasedExecution ShardedExecution Stage "
+            "TensorLocationSettings",
+        ),
+    ],
+)
+def test_names_are_in_the_modules_that_poptorch_has_them_in(module, names):
+    found = importlib.import_module(f"poptorch.{module}")
+    for name in names.split():
+        assert getattr(found, name) is getattr(poptorch, name)
+        assert name in found.__all__
 
 
 def test_importing_loads_nothing_that_compiles(python):
