@@ -92,7 +92,7 @@ def cut_table(program: Program, schedule: Schedule, timeline: Timeline | None) -
     of_stage = variables_of_stages(program, calls)
     stash = Counter[int]()
     for kept in program.stash:
-        stash[kept.stage] += kept.copies * sum(type_.nbytes for _, type_ in kept.values)
+        stash[kept.stage] += kept.nbytes
     seconds = _estimated(program) if timeline is None else _measured(timeline)
     idle = _idle_shares(schedule)
     rows = tuple(

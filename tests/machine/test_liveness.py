@@ -113,6 +113,17 @@ def test_a_stage_on_an_earlier_ipu_waits_in_the_stash():
     assert copies == [9, 7, 5, 3]
 
 
+@pytest.mark.parametrize("schedule", ["grouped", "zero_bubble", "gpipe", "1f1b", "zb_h1"])
+def test_the_stash_of_a_program_is_that_of_its_ipus(schedule):
+    strategy = Strategy("pipelined", schedule=schedule)
+    options = Options(strategy=strategy, gradient_accumulation=9, recompute="off")
+    made = program(Stages(4), (torch.ones(2, 4),), options, training=True)
+    for each, kept in zip(liveness(made), made.stash, strict=True):
+        depths = zip(kept.depths, kept.values, strict=True)
+        stashed = {t.name: t.copies for t in each.tensors if t.role == "stash"}
+        assert stashed == {name: depth for depth, (name, _) in depths if depth > 1}
+
+
 def test_gradients_of_weights_that_wait_keep_what_they_need():
     strategy = Strategy("pipelined", schedule="zero_bubble")
     options = Options(strategy=strategy, gradient_accumulation=9)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from ipu_dynamo.program.ir.instructions import Call
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Stash:
-    """The values that a stage keeps of each micro-batch from its forward to its backward pass.
+    """The values that a stage keeps of each micro-batch from one of its passes to a later one.
 
     Args:
-        copies: micro-batches of which it is kept at once.
+        copies: micro-batches that are between its first and its last pass at once.
         values: names and types, in the order of their first use.
         here: it is kept on this computer, which stands for the IPU.
+        depths: of how many micro-batches each value is kept at once. Empty: of `copies`.
     """
 
     stage: int
@@ -31,15 +33,31 @@ class Stash:
     copies: int
     values: tuple[tuple[str, TensorType], ...]
     here: bool = False
+    depths: tuple[int, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values of all micro-batches."""
+        return sum(depth * type_.nbytes for depth, (_, type_) in self._deep())
+
+    def _deep(self) -> list[tuple[int, tuple[str, TensorType]]]:
+        depths = self.depths or (self.copies,) * len(self.values)
+        return list(zip(depths, self.values, strict=True))
 
     def __str__(self) -> str:
         where = "this computer" if self.here else f"ipu{self.ipu}"
         place = f"stage {self.stage} on {where} keeps"
         if self.copies == 1:
             return f"{place} 1 micro-batch"
-        names = ", ".join(f"%{name}: {type_}" for name, type_ in self.values) or "nothing"
-        total = byte_text(self.copies * sum(type_.nbytes for _, type_ in self.values))
-        return f"{place} {self.copies} micro-batches of {names}; {total} in all"
+        of_depth: dict[int, list[str]] = {}
+        for depth, (name, type_) in self._deep():
+            of_depth.setdefault(depth, []).append(f"%{name}: {type_}")
+        (depth, names), *others = sorted(of_depth.items(), reverse=True) or [
+            (self.copies, ["nothing"])
+        ]
+        rest = "".join(f", and {depth} of {', '.join(names)}" for depth, names in others)
+        kept = f"{depth} micro-batches of {', '.join(names)}{rest}"
+        return f"{place} {kept}; {byte_text(self.nbytes)} in all"
 
 
 def stash(program: "Program") -> tuple[Stash, ...]:
@@ -50,37 +68,50 @@ def stash(program: "Program") -> tuple[Stash, ...]:
     variables = {variable.name for variable in program.variables}
     passes_of = stage_passes(program.calls)
     calls = [_as_call(stage_pass) for stage_pass in passes_of]
-    when, copies = slots(calls), _copies(calls, program.schedule, sections(program).micro_batches)
+    when, runs = slots(calls), _runs(calls, program.schedule, sections(program).micro_batches)
+    copies = most_kept([call.stage for call in calls], runs)
+
+    def turn(index: int) -> tuple[int, str]:
+        """Passes of one turn follow each other on a micro-batch; weight gradients may wait."""
+        direction = calls[index].direction
+        return when[index], direction if program.schedule or direction == "weights" else ""
+
     stashes = []
-    for stage in sorted({call.stage for call in calls}):
+    for stage in sorted(copies):
         passes = [i for i, call in enumerate(calls) if call.stage == stage]
-        first, begin = calls[passes[0]], when[passes[0]]
-        # with the rules by name, weight gradients keep values also in the slot of their pass
-        later = [
-            i
-            for i in passes
-            if when[i] > begin or (program.schedule and calls[i].direction != first.direction)
-        ]
-        turns = [i for i in passes if i not in later]
-        there = {name for i in turns for name in (*calls[i].arguments, *calls[i].results)}
-        there -= variables
-        kept: dict[str, TensorType] = {}
-        for call in (call for i in later for call in passes_of[i]):
-            types = zip(call.arguments, functions[call.function].inputs, strict=True)
-            kept |= {name: type_ for name, type_ in types if name in there}
-        stashes.append(Stash(stage, first.ipu, copies[stage], tuple(kept.items())))
+        first: dict[str, int] = {}  # the pass that has a value first
+        kept: dict[str, tuple[TensorType, int]] = {}
+        for i in passes:
+            for call in passes_of[i]:
+                types = zip(call.arguments, functions[call.function].inputs, strict=True)
+                kept |= {n: (t, i) for n, t in types if n in first and turn(first[n]) != turn(i)}
+            names = {name for name in (*calls[i].arguments, *calls[i].results) if name}
+            first |= dict.fromkeys(names - variables - first.keys(), i)
+        depths = tuple(_most_between(runs, first[name], last) for name, (_, last) in kept.items())
+        values = tuple((name, type_) for name, (type_, _) in kept.items())
+        ipu = calls[passes[0]].ipu
+        stashes.append(Stash(stage, ipu, copies[stage], values, depths=depths))
     return tuple(stashes)
 
 
-def _copies(calls: Sequence[Call], schedule: str, micro_batches: int) -> dict[int, int]:
-    """For each stage, of how many micro-batches it keeps values at once in the steady state."""
+def _runs(calls: Sequence[Call], schedule: str, micro_batches: int) -> list[list[RunPass]]:
+    """The passes of a step, by IPU; by slots, of enough micro-batches for the steady state."""
     if not schedule:
         micro_batches = max(micro_batches, len(calls))
     worker_of = {(0, ipu): n for n, ipu in enumerate(sorted({call.ipu for call in calls}))}
-    runs = runs_of_workers(
+    return runs_of_workers(
         calls, waits_of(calls), worker_of, schedule=schedule, micro_batches=micro_batches
     )
-    return most_kept([call.stage for call in calls], runs)
+
+
+def _most_between(runs: Sequence[Sequence[RunPass]], first: int, last: int) -> int:
+    """How many micro-batches at most are between two passes of an IPU, both included."""
+    kept = peak = 0
+    for run in chain.from_iterable(runs):
+        kept += run.index == first
+        peak = max(peak, kept)
+        kept -= run.index == last
+    return peak
 
 
 def most_kept(stages: Sequence[int], runs: Sequence[Sequence[RunPass]]) -> dict[int, int]:

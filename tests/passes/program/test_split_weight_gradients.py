@@ -110,6 +110,18 @@ def test_no_stash_is_deeper_than_the_first_stage_s():
     assert list(split.schedule.stash().values()) == [5, 3, 3]
 
 
+def test_the_printed_stash_has_what_gradients_of_weights_wait_with():
+    """The input of a matmul waits since the forward pass, its gradient since the backward pass."""
+    split, _ = trained(SPLIT, recompute="off")
+    assert [str(one) for one in split.program.stash] == [
+        "stage 0 on ipu0 keeps 5 micro-batches of %tanh: f32[2,8], %x: f32[2,8]; 640 B in all",
+        "stage 1 on ipu1 keeps 3 micro-batches of %tanh_1: f32[2,8], %tanh..on1: f32[2,8], "
+        "and 2 of %tanh_backward_1..stage1: f32[2,8]; 512 B in all",
+        "stage 2 on ipu2 keeps 3 micro-batches of %tanh_backward..stage2: f32[2,8], "
+        "%tanh_1..on2: f32[2,8]; 384 B in all",
+    ]
+
+
 def test_the_program_can_be_read_back():
     program = trained(SPLIT)[0].program
     again = Program.parse(program.text())
