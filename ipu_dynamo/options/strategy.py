@@ -14,7 +14,7 @@ Liveness = Literal[
     "off_chip_after_fwd_no_overlap",
     "off_chip_after_each_phase",
 ]
-Schedule = Literal["grouped", "zero_bubble", "gpipe", "1f1b", "interleaved", "zb_h1"]
+Schedule = Literal["grouped", "zero_bubble", "gpipe", "1f1b", "interleaved", "zb_h1", "zb_v"]
 BY_SLOTS: tuple[Schedule, ...] = ("grouped", "zero_bubble")  # of PopTorch's pipelines
 BY_NAME = tuple(name for name in get_args(Schedule) if name not in BY_SLOTS)
 Costs = tuple[tuple[float, float], ...]  # seconds of each operator, forward and backward
@@ -60,9 +60,9 @@ class Strategy:
             activations are always live.
         schedule: of a training pipeline's passes. `grouped` is PopTorch's: all gradients of a
             stage in one call. `zero_bubble` has those of weights, for which no other IPU waits, in
-            a call of their own, so that others start sooner. `gpipe`, `1f1b`, `interleaved` and
-            `zb_h1` are those of the literature: docs/pipelines.md. Any other text is an order of
-            its own: a line `worker 1: 1F0 1B0` for each IPU. The results are the same.
+            a call of their own, so that others start sooner. `gpipe`, `1f1b`, `interleaved`,
+            `zb_h1` and `zb_v` are those of the literature: docs/pipelines.md. Any other text is an
+            order of its own: a line `worker 1: 1F0 1B0` for each IPU. The results are the same.
         ipus: cut a model without blocks into so many stages, one for each IPU, that take equally
             long; pipelined or sharded. The time of each operator is measured once on this machine
             and kept with compiled code; if it cannot be kept, it is estimated.
@@ -122,10 +122,11 @@ class Strategy:
                 raise OptionError(
                     "strategy ipus cuts the model by itself; leave out stages and phases"
                 )
-            if self.schedule == "interleaved":
+            if self.schedule in ("interleaved", "zb_v"):
+                example = "0, 1, 0, 1" if self.schedule == "interleaved" else "0, 1, 1, 0"
                 raise OptionError(
-                    "schedule interleaved needs several stages on each IPU, and strategy ipus cuts "
-                    "the model into one for each; give the model blocks on IPUs 0, 1, 0, 1"
+                    f"schedule {self.schedule} needs several stages on each IPU, and strategy ipus "
+                    f"cuts the model into one for each; give the model blocks on IPUs {example}"
                 )
         elif self.costs:
             raise OptionError("strategy costs say where to cut for `ipus`, which is left out")
@@ -157,7 +158,7 @@ class Strategy:
     @property
     def keeps_apart(self) -> bool:
         """Whether neighbours on one IPU stay two stages."""
-        return self.keep_stages or is_order(self.schedule)
+        return self.keep_stages or self.schedule == "zb_v" or is_order(self.schedule)
 
     @property
     def splits_weights(self) -> bool:
@@ -165,7 +166,7 @@ class Strategy:
         if is_order(self.schedule):
             tasks = (task for of in read_order(self.schedule).values() for task in of)
             return any(task.letter == "W" for task in tasks)
-        return self.schedule in ("zero_bubble", "zb_h1")
+        return self.schedule in ("zero_bubble", "zb_h1", "zb_v")
 
     @property
     def several_at_once(self) -> bool:

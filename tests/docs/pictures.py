@@ -223,7 +223,9 @@ def _example(data: Callable[[], Json], draw: Callable[[Json, bool], str]) -> Sho
 
 PICTURES = {
     "schedules": Shown(_two_schedules, _draw_schedules),
-    "six_schedules": Shown(lambda names: _schedules(names["steps"]), _draw_schedules, "pipelines"),
+    "named_schedules": Shown(
+        lambda names: _schedules(names["steps"]), _draw_schedules, "pipelines"
+    ),
     "speed": Shown(lambda names: speedups(), bars, drawn_alike=False),
     "memory": Shown(_memory, _draw_memory, "predicting"),
     "program": Shown(

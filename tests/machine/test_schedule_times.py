@@ -127,6 +127,7 @@ ALL = {
             ("1f1b", (0, 1, 2), 40),
             ("interleaved", (0, 1, 0, 1), 8),
             ("zb_h1", (0, 1, 2), 12),
+            ("zb_v", (0, 1, 1, 0), 12),
         )
     },
     "inference": lambda: predicted((0, 1, 2), training=False),

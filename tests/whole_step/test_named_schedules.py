@@ -12,6 +12,7 @@ from ipu_dynamo import (
     Block,
     CompileError,
     Options,
+    StageSpec,
     Strategy,
     compile_inference,
     compile_training,
@@ -27,7 +28,7 @@ from ipu_dynamo.program.schedule.pipeline_orders import order_of
 from ipu_dynamo.program.schedule.schedule import Schedule
 from ipu_dynamo.tune.intra_op import intra_op_threads
 
-NAMES = ("gpipe", "1f1b", "interleaved", "zb_h1")
+NAMES = ("gpipe", "1f1b", "interleaved", "zb_h1", "zb_v")
 
 
 class Chain(nn.Module):
@@ -74,16 +75,26 @@ def named(name):
     return Strategy("pipelined", schedule=name)
 
 
+def placed(name, size, rounds=2):
+    """The IPUs of stages for a schedule by name."""
+    if name == "zb_v":
+        return [*range(size), *reversed(range(size))]
+    return [*range(size)] * (rounds if name == "interleaved" else 1)
+
+
 @st.composite
 def cases(draw, *, least=1, most=6):
     """A name, the IPUs of stages, and a number of micro-batches."""
     name = draw(st.sampled_from(NAMES))
     size = draw(st.integers(least, most))
-    rounds = draw(st.integers(1, 3 if size < 3 else 2)) if name == "interleaved" else 1
-    count = draw(st.integers(1, 2)) * size
-    if name != "interleaved":
-        count = draw(st.integers(1 if name == "gpipe" else size, 2 * size))
-    return name, [*range(size)] * rounds, count
+    if name == "zb_v":
+        size = min(size, 4)
+        return name, placed(name, size), draw(st.integers(2 * size, 3 * size))
+    if name == "interleaved":
+        rounds = draw(st.integers(1, 3 if size < 3 else 2))
+        return name, placed(name, size, rounds), draw(st.integers(1, 2)) * size
+    count = draw(st.integers(1 if name == "gpipe" else size, 2 * size))
+    return name, placed(name, size), count
 
 
 @settings(max_examples=300)
@@ -113,13 +124,13 @@ def test_bits_are_those_of_the_sharded_strategy(case, replicas, recompute, worke
     for stash in program.stash:
         kept = schedule.stash()[stash.stage]
         assert step.executable.schedule.stash()[stash.stage] <= stash.copies == kept
-        stated = {"gpipe": count, "1f1b": len(ipus) - stash.stage, "zb_h1": len(ipus)}
-        assert kept <= stated.get(name, count)
+        stated = {"gpipe": count, "interleaved": count, "zb_h1": len(ipus)}
+        assert kept <= stated.get(name, len(ipus) - stash.stage)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_programs_load_from_a_file(name, tmp_path):
-    step, _ = trained([0, 1] * (1 + (name == "interleaved")), named(name))
+    step, _ = trained(placed(name, 2), named(name))
     save(step, tmp_path / "step.ipu")
     assert load(tmp_path / "step.ipu").program.text() == step.program.text()
     assert f"repeat 4 over micro-batches, pipelined, {name}\n" in step.program.short()
@@ -142,6 +153,15 @@ def test_programs_load_from_a_file(name, tmp_path):
          "set gradient_accumulation to 3 or more, or use schedule gpipe"),
         ("zb_h1", [0, 1, 2], 1, "zb_h1 needs at least 3 micro-batches, got 1",
          "set gradient_accumulation to 3 or more"),
+        ("zb_v", [0, 1, 0, 1], 4,
+         "zb_v needs two stages on each IPU, there and back; the stages are on IPUs 0, 1, 0, 1",
+         "place the stages on IPUs 0, 1, 1, 0, or use schedule grouped"),
+        ("zb_v", [0, 1, 2, 3], 8, "zb_v needs two stages", "on IPUs 0, 1, 1, 0, or use"),
+        ("zb_v", [0, 1, 2, 1, 0], 8, "zb_v needs two stages", "on IPUs 0, 1, 2, 2, 1, 0, or use"),
+        ("zb_v", [0, 0, 1, 1, 0, 0], 4, "on IPUs 0, 0, 1, 1, 0, 0",
+         "on IPUs 0, 1, 1, 0, or use schedule grouped; StageSpec joins the blocks of a stage"),
+        ("zb_v", [0, 1, 1, 0], 3, "zb_v needs at least 4 micro-batches, got 3",
+         "set gradient_accumulation to 4 or more"),
     ],
 )  # fmt: skip
 def test_refuses_other_placements_and_fewer_micro_batches(name, ipus, count, problem, hint):
@@ -174,6 +194,17 @@ def test_an_order_of_ones_own_does_what_the_name_does(name):
     plain, _ = trained(ipus, named(name), 6, recompute="off")
     assert times == [[(r.cycle, r.length) for r in of] for of in plain.schedule.timed().runs]
     assert alone.stash() == plain.schedule.stash()
+
+
+def test_a_stage_of_a_v_may_have_several_blocks():
+    ipus = [0, 0, 1, 1, 0]
+    blocks = ("stage0", "stage1"), ("stage2",), ("stage3",), ("stage4",)
+    stages = tuple(map(StageSpec, blocks, placed("zb_v", 2)))
+    step, left = trained(ipus, Strategy("pipelined", schedule="zb_v", stages=stages))
+    _, expected = trained(ipus, Strategy("sharded"))
+    for one, other in zip(left, expected, strict=True):
+        assert torch.equal(one, other)
+    assert [s.ipu for s in step.program.stash] == placed("zb_v", 2)
 
 
 def test_stages_of_one_ipu_stay_apart_in_an_order():
@@ -221,9 +252,11 @@ def test_refuses_an_order_of_another_model():
         trained([0, 1, 2], named(text), 4)
 
 
-def test_refuses_an_automatic_cut_into_rounds():
-    with pytest.raises(OptionError, match="interleaved needs several stages on each IPU"):
-        Strategy("pipelined", ipus=2, schedule="interleaved")
+def test_refuses_an_automatic_cut_into_several_stages_of_an_ipu():
+    for name, example in (("interleaved", "0, 1, 0, 1"), ("zb_v", "0, 1, 1, 0")):
+        problem = f"{name} needs several stages on each IPU.*blocks on IPUs {example}"
+        with pytest.raises(OptionError, match=problem):
+            Strategy("pipelined", ipus=2, schedule=name)
     with pytest.raises(OptionError, match="schedule 1f1b is for the strategy pipelined"):
         Strategy("sharded", schedule="1f1b")
 

@@ -9,16 +9,20 @@ are M micro-batches, and an IPU has v stages.
     interleaved           IPU r: 2 (P - 1 - r) + (v - 1) P F, then F and B in turn; each of its
                           stages takes P micro-batches before the next one does
     zb_h1                 P - s F, then in turn B, W of s micro-batches before, F
+    zb_v                  IPU r has stages r and 2 P - 1 - r, so that the data go there and back:
+                          F of the first, then F of both in turn, then F, B, W of both in turn; at
+                          the end B before W
     an order              as it says: `options/schedule_order.py`
 
 Sources: "GPipe" (Huang et al., 2018); "PipeDream" (Narayanan et al., 2019) and "Memory-Efficient
 Pipeline-Parallel DNN Training" (2020) for 1F1B; "Efficient Large-Scale Language Model Training on
 GPU Clusters" (Narayanan et al., 2021) for the interleaved one, whose order is that of
 `torch.distributed.pipelining.ScheduleInterleaved1F1B`; "Zero Bubble Pipeline Parallelism" (Qi et
-al., 2023) for H1.
+al., 2023) for H1 and V. The order of V is that of
+`torch.distributed.pipelining.ScheduleZBVZeroBubble`.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise, zip_longest
 
@@ -47,23 +51,30 @@ def misfit(schedule: str, ipus: Sequence[int], micro_batches: int) -> tuple[str,
     stages, size = len(ipus), len(set(ipus))
     if is_order(schedule):
         return _misfit_of_order(read_order(schedule), ipus, micro_batches)
-    rounds = schedule == "interleaved"
-    places = [*range(size)] * max(1, round(stages / size)) if rounds else [*range(stages)]
+    needs, places = "a stage on each IPU", [*range(stages)]
+    if schedule == "interleaved":
+        needs = f"{size} IPUs with as many stages each, in rounds"
+        places = [*range(size)] * max(1, round(stages / size))
+    if schedule == "zb_v":
+        needs = "two stages on each IPU, there and back"
+        one_way = range(size if stages != size or size % 2 else size // 2)
+        places = [*one_way, *reversed(one_way)]
     if list(ipus) != places:
-        needs = (
-            f"{size} IPUs with as many stages each, in rounds" if rounds else "a stage on each IPU"
-        )
         problem = f"schedule {schedule} needs {needs}; the stages are on IPUs {_listed(ipus)}"
-        return problem, f"place the stages on IPUs {_listed(places)}, or use schedule grouped"
-    if rounds and micro_batches % size:
+        hint = f"place the stages on IPUs {_listed(places)}, or use schedule grouped"
+        if schedule == "zb_v" and stages > len(places):
+            hint += "; StageSpec joins the blocks of a stage"
+        return problem, hint
+    if schedule == "interleaved" and micro_batches % size:
         problem = f"schedule interleaved needs a multiple of {size} micro-batches"
         below = micro_batches // size * size
         near = f"{below} or {below + size}" if below else size
         return f"{problem}, got {micro_batches}", f"set gradient_accumulation to {near}"
-    least = 1 if schedule == "gpipe" else size
+    least = {"gpipe": 1, "zb_v": 2 * size}.get(schedule, size)
     if micro_batches < least:
         problem = f"schedule {schedule} needs at least {least} micro-batches, got {micro_batches}"
-        return problem, f"set gradient_accumulation to {least} or more, or use schedule gpipe"
+        hint = f"set gradient_accumulation to {least} or more"
+        return problem, hint if schedule == "zb_v" else f"{hint}, or use schedule gpipe"
     return None
 
 
@@ -97,6 +108,8 @@ def order_of(schedule: str, ipus: Sequence[int], micro_batches: int) -> Order:
     count = micro_batches
     if schedule == "interleaved":
         return {ipu: _interleaved(ipu, ipus, count) for ipu in sorted(set(ipus))}
+    if schedule == "zb_v":
+        return {ipu: _zb_v(ipu, len(ipus) // 2, count) for ipu in sorted(set(ipus))}
     orders: dict[int, Sequence[Task]] = {}
     for stage, ipu in enumerate(ipus):
         first = {"gpipe": count}.get(schedule, min(len(ipus) - stage, count))
@@ -127,6 +140,30 @@ def _interleaved(ipu: int, ipus: Sequence[int], count: int) -> list[Task]:
     first = min(2 * (size - 1 - ipu) + (len(own) - 1) * size, total)
     turns = zip_longest(forward[first:], backward)
     return [*forward[:first], *(task for turn in turns for task in turn if task is not None)]
+
+
+def _zb_v(ipu: int, size: int, count: int) -> list[Task]:
+    """The order of one of `size` IPUs: stage 0 below is its first one, 1 its second one."""
+    stages, done = (ipu, 2 * size - 1 - ipu), Counter[str]()
+    back = size - ipu  # IPUs from this one to the turn of the V
+    parts = [
+        ("F0", 2 * back - 1),
+        ("F1 F0", ipu),
+        ("F1 B1 W1", back),
+        ("F0 B0 W0 F1 B1 W1", count - 2 * size + 1 + ipu),
+        ("B0 W0 F1 B1 W1", back - 1),
+        ("B0 B1", ipu),
+        ("B0 W0", back),
+        ("W1", ipu),
+        ("W0", ipu),
+    ]
+    tasks = []
+    for words, times in parts:
+        for word in words.split() * times:
+            letter: Letter = word[0]  # type: ignore[assignment]
+            tasks.append(Task(letter, stages[int(word[1])], done[word]))
+            done[word] += 1
+    return tasks
 
 
 def joins_last(order: Order, stages: int) -> bool:

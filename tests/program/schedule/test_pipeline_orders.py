@@ -2,13 +2,17 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.distributed.pipelining import ScheduleInterleaved1F1B, ScheduleZBVZeroBubble
 
+from ipu_dynamo.options.schedule_order import read_order, write_order
 from ipu_dynamo.program.schedule.pipeline_clock import slots, slots_left, waits_of
-from ipu_dynamo.program.schedule.pipeline_orders import runs_of_workers
+from ipu_dynamo.program.schedule.pipeline_orders import order_of, runs_of_workers
 from ipu_dynamo.program.schedule.planning import pipelined
 from ipu_dynamo.program.schedule.stash import most_kept
 from tests.program.schedule.test_schedule import call, training_calls
@@ -25,7 +29,7 @@ def calls_of(name, ipus):
             call(f"forward{last}", ipus[-1], last, "forward", reads=reads, makes=["loss"]),
             call(f"backward{last}", ipus[-1], last, "backward", reads=["loss"], makes=[made]),
         ]
-    if name in ("zb_h1", "zero_bubble"):
+    if name in ("zb_h1", "zb_v", "zero_bubble"):
         calls = [
             part
             for one in calls
@@ -48,14 +52,15 @@ def idle_of(schedule):
 
 
 @pytest.mark.parametrize("size", range(2, 9))
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb_h1", "interleaved"])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb_h1", "interleaved", "zb_v"])
 def test_idle_shares_and_stashes_are_those_of_the_papers(name, size):
     for stages in (2, 3) if name == "interleaved" else (1,):
-        ipus = [*range(size)] * stages
-        least, step = (1, 1) if name == "gpipe" else (size, size if stages > 1 else 1)
+        ipus = [*range(size)] * stages if name != "zb_v" else there_and_back(size)
+        least, step = {"gpipe": 1, "zb_v": 2 * size}.get(name, size), size if stages > 1 else 1
         for count in range(least, 4 * size + 1, step):
             schedule = schedule_of(name, ipus, count)
-            bubble, work = size - 1, {"zb_h1": 3 * count, "interleaved": stages * count}
+            bubble = size - 1
+            work = {"zb_h1": 3 * count, "interleaved": stages * count, "zb_v": 6 * count}
             expected = Fraction(bubble, work.get(name, count) + bubble)
             assert idle_of(schedule) == expected, (size, stages, count)
             assert schedule.idle == pytest.approx(float(expected))
@@ -71,6 +76,36 @@ def test_idle_shares_and_stashes_are_those_of_the_papers(name, size):
                     for r in range(size):  # of all stages of an IPU together
                         held = 2 * (size - 1 - r) + (stages - 1) * size + 1
                         assert most_held(schedule, r) == min(held, count * stages)
+                case "zb_v":
+                    assert kept == [2 * size - s for s in range(2 * size)]
+                    assert all(most_held(schedule, r) == 2 * size for r in range(size))
+
+
+def there_and_back(size):
+    """The IPUs of a V of stages."""
+    return [*range(size), *reversed(range(size))]
+
+
+@pytest.mark.parametrize("size", range(1, 7))
+@pytest.mark.parametrize(
+    ("name", "theirs"), [("interleaved", ScheduleInterleaved1F1B), ("zb_v", ScheduleZBVZeroBubble)]
+)
+def test_orders_are_those_of_torch_distributed(name, theirs, size):
+    ipus = [*range(size)] * 2 if name == "interleaved" else there_and_back(size)
+    for count in range(2 * size, 4 * size + 1, size if name == "interleaved" else 1):
+        (stage, other) = (
+            SimpleNamespace(
+                num_stages=2 * size, group_size=size, group_rank=0, submod=nn.Identity()
+            )
+            for _ in range(2)
+        )
+        expected = {
+            rank: [str(action).replace("I", "B") for action in actions if action is not None]
+            for rank, actions in theirs([stage, other], count).pipeline_order.items()
+        }
+        order = order_of(name, ipus, count)
+        assert {ipu: [*map(str, tasks)] for ipu, tasks in order.items()} == expected
+        assert read_order(write_order(order)) == order  # it can finish, and has each pass once
 
 
 def most_held(schedule, ipu):
