@@ -108,7 +108,7 @@ class Inspection:
 
     @property
     def details(self) -> str:
-        """What the text leaves out: stash, decisions, times, graphs, passes, options."""
+        """The rest as text: stash, decisions, times, graphs, passes, all options."""
         lines = []
         for entry in self.programs:
             lines += [f"program {entry.title}", *(f"  {line}" for line in entry.details())]

@@ -75,7 +75,7 @@ def tell_of_break(gm: fx.GraphModule, markers: Sequence[fx.Node]) -> None:
 def tell_of_recurrent_layer(failure: FailedFrame) -> None:
     """Warn, once per line, that PyTorch does not capture a recurrent layer.
 
-    Of other functions that it gives up only `inspect` tells, as many of them compute nothing.
+    `inspect` shows other functions that it gives up. Many of them compute nothing.
     """
     what = _RECURRENT, failure.where
     if _RECURRENT not in failure.reason or what in _said or this_rank():

@@ -225,6 +225,17 @@ def test_an_object_whose_class_pytorch_skips_shows_why():
     assert "of another Tagger" in reason.text
 
 
+def test_an_error_is_forgotten_when_the_next_call_compiles():
+    model = nn.Linear(3, 3)
+    run = compiled(model)
+    with pytest.raises(RuntimeError, match="reduction dim"):
+        run(X)
+    assert inspect(model).reasons
+    run(X[:, :3])
+    assert inspect(model).programs
+    assert inspect(model).reasons == ()
+
+
 def test_an_error_that_the_user_handles_is_no_reason():
     model = Model()
     try:

@@ -1,8 +1,8 @@
 """Note each frame that Dynamo gives up for the backend "ipu", and the module that it was of.
 
 The backend never sees such a frame. Dynamo's own record of it has no module, and modules of
-PyTorch's classes run in common code. But Dynamo calls back at the end of each compilation, in the
-thread of the compilation and below `_compile`, whose arguments have all that is needed. Checked on
+PyTorch's classes run in common code. But Dynamo calls back at the end of each compilation, in its
+thread and below `_compile`. The arguments of `_compile` have code, module and backend. Checked on
 PyTorch 2.13.0.
 """
 
@@ -59,7 +59,7 @@ _tell: list[Callable[[FailedFrame], None]] = []
 
 
 class _LastingCallbacks(list[Callable[[CallbackArgs], None]]):
-    """Callbacks of which ours outlasts `torch._dynamo.reset()`: that clears failures instead."""
+    """Callbacks; `torch._dynamo.reset()`, which clears them, clears failures and leaves ours."""
 
     def clear(self) -> None:
         _failed.clear()
@@ -116,17 +116,22 @@ def is_ours(backend: Any) -> bool:
 
 
 def _note(args: CallbackArgs) -> None:
-    """Note a failure; Dynamo calls this after each compilation."""
+    """Note a failure, or that there is none any more; Dynamo calls this after each compilation."""
     error, collected = sys.exception(), _collected.get()
-    if args.callback_trigger is not CallbackTrigger.DYNAMO or error is None:
-        return
-    frame = _compilation(error)
-    if frame is None or not frame.f_locals.keys() >= _ARGUMENTS:
+    frame, below = _compilation()
+    if frame is None or args.callback_trigger is not CallbackTrigger.DYNAMO:
         return
     given = frame.f_locals
+    if not given.keys() >= _ARGUMENTS:
+        return
     if collected is None and not is_ours(innermost_backend(given["compiler_fn"])):
         return
     code, module = given["code"], _module_of(given["code"], given["locals"], given["closure"])
+    key = code.co_filename, code
+    if error is None or not _ends(error, below):
+        if collected is None:
+            _failed.get(key, {}).pop(id(module), None)
+        return
     failure = FailedFrame(
         _where(error, code, frame.f_back),
         str(error).partition("\n")[0],
@@ -137,7 +142,7 @@ def _note(args: CallbackArgs) -> None:
     if collected is not None:
         collected.append(failure)
         return
-    of_code = _failed.setdefault((code.co_filename, code), {})
+    of_code = _failed.setdefault(key, {})
     for number in [n for n, f in of_code.items() if not f.skipped and f.module and not f.module()]:
         del of_code[number]  # an error of a module that is gone
     of_code[id(module)] = failure
@@ -154,17 +159,22 @@ def _is_skipped(error: BaseException, *, one_graph: bool) -> bool:
     return soft and not one_graph and not _get_error_on_graph_break()
 
 
-def _compilation(error: BaseException) -> FrameType | None:
-    """The call of `_compile` that an error ends; None: the error is one that a caller handles."""
+def _compilation() -> tuple[FrameType | None, list[FrameType]]:
+    """The call of `_compile` in this thread, and the calls below it."""
     below: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _COMPILE:
         below.append(frame)
         frame = frame.f_back
+    return frame, below
+
+
+def _ends(error: BaseException, calls: list[FrameType]) -> bool:
+    """Whether an error was raised in one of these calls; otherwise a caller of them handles it."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame not in below:
+    while trace is not None and trace.tb_frame not in calls:
         trace = trace.tb_next
-    return None if trace is None else frame
+    return trace is not None
 
 
 def _module_of(code: CodeType, names: dict[str, Any], closure: Any) -> nn.Module | None:

@@ -240,5 +240,5 @@ def test_what_was_measured_stays(tmp_path, monkeypatch):
 @pytest.mark.inductor
 def test_explain_shows_the_choice():
     shown = ipu_dynamo.explain(Small(), torch.randn(2, 2, 12, 12)).details
-    assert "small convolutions:" in shown
+    assert "UnfoldConvolutions: " in shown
     assert "forward of 2 x 2 x 12 x 12 with 4 x 2 x 3 x 3" in shown
