@@ -6,6 +6,7 @@ stored weights and running statistics keep their own precision.
 Source: PopTorch user guide, "Half/float precision support"; plain PyTorch refuses such layers.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,11 @@ _ARGUMENTS: dict[Callable[..., Any], tuple[str, ...]] = {  # the first ones of e
     F.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training"),
     F.instance_norm: ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats"),
 }
+_ATTENTION = inspect.signature(F.multi_head_attention_forward)  # no mode sees its parts
+_WEIGHTS_OF_ATTENTION = (
+    *("in_proj_weight", "in_proj_bias", "bias_k", "bias_v", "out_proj_weight", "out_proj_bias"),
+    *("q_proj_weight", "k_proj_weight", "v_proj_weight"),
+)
 _STATISTICS = ("running_mean", "running_var")
 _UPDATE = {F.batch_norm: ("training", False), F.instance_norm: ("use_input_stats", True)}
 
@@ -44,6 +50,12 @@ class MixedPrecision(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if func is F.multi_head_attention_forward:
+            call = _ATTENTION.bind(*args, **(kwargs or {}))
+            x, given = call.arguments["query"], call.arguments
+            mixed = [name for name in _WEIGHTS_OF_ATTENTION if _mixed(x, given.get(name))]
+            given |= {name: given[name].to(x.dtype) for name in mixed}
+            return func(*call.args, **call.kwargs)
         names = _ARGUMENTS.get(func)
         if names is None:
             return func(*args, **(kwargs or {}))

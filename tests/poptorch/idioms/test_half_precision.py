@@ -97,3 +97,34 @@ def test_half_follows_float32(scaling):
         for net in (before, expected, model)
     )
     assert (here.float() - end).norm() < 0.15 * (end - start).norm()
+
+
+@pytest.mark.parametrize("arguments", [{}, {"add_bias_kv": True, "kdim": 5, "vdim": 7}])
+def test_attention_casts_its_weights_to_half_inputs(arguments):
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(6, 2, batch_first=True, **arguments)
+    widths = 6, arguments.get("kdim", 6), arguments.get("vdim", 6)
+    inputs = [torch.randn(3, 4, width).half() for width in widths]
+    expected, _ = copy.deepcopy(attention).half()(*inputs)
+    found, _ = poptorch.inferenceModel(attention)(*inputs)
+    torch.testing.assert_close(found, expected.detach())
+
+
+def test_attention_with_half_inputs_trains_weights_in_float32():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(6, 2)
+
+        def forward(self, x):
+            return poptorch.identity_loss(self.attention(x, x, x)[0].float().square(), "sum")
+
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(3, 4, 6)
+    plain = copy.deepcopy(model)
+    plain(x).backward()
+    before = model.attention.in_proj_weight.detach().clone()
+    poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))(x.half())
+    change = before - model.attention.in_proj_weight.detach()
+    assert change.dtype == torch.float32
+    torch.testing.assert_close(change, plain.attention.in_proj_weight.grad, rtol=0.02, atol=0.02)
