@@ -31,7 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell in the backg
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-settings.register_profile("ci", COMMON, max_examples=10, derandomize=True)
+settings.register_profile("ci", COMMON, max_examples=6, derandomize=True)
 settings.register_profile("all", COMMON, max_examples=1000)
 settings.load_profile("ci")  # unless --hypothesis-profile names another
 INDUCTOR_EXAMPLES = {"ci": 3, "all": 50}  # a compilation takes a second, an eager example does not

@@ -88,6 +88,7 @@ def named(files, name):
     return next(i for i, file in enumerate(files) if file.stem.partition("_")[2] == name)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("train", [train_two_stages, train_digits])
 def test_each_pass_on_its_file_gives_the_next_file(train, dumps):
     files, passes = dumps(train)
@@ -195,6 +196,7 @@ def test_a_process_writes_a_file(dumps, tmp_path):
     assert out.read_text() == files[named(files, "Outline")].read_text()
 
 
+@pytest.mark.slow
 def test_only_dumps_load_the_modules_of_texts():
     code = "import sys, ipu_dynamo.torch_compile.compile_graph as _; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -143,7 +143,7 @@ LOSSES = [
 ]
 
 
-@pytest.mark.few(13)
+@pytest.mark.few(7)
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_training_is_that_of_pytorch(loss, accumulation):

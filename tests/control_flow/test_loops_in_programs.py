@@ -34,7 +34,7 @@ def test_inference_computes_what_python_does(engine, forms):
             assert_close(run(x), model.plain(x))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("engine", "forms"), EACH_TRAINED)
 def test_training_computes_what_python_does(engine, forms):
     model = Loss(net(*forms))

@@ -174,7 +174,7 @@ def test_a_right_program_has_no_difference(tmp_path):
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "name",
     ["Placement", "IdentityLoss", "NarrowTypes", "Differentiate", "RoundScalars", "CounterRandom",

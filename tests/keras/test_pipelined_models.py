@@ -98,7 +98,7 @@ def results(model, x, y, batch_size, **options):
     )
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CASES)
 def test_a_pipelined_model_computes_what_plain_keras_does(name):
     make, stages, mapping = CASES[name]

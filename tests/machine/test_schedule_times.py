@@ -153,6 +153,7 @@ def unrolled(prediction: Prediction):
     return tracks, begin
 
 
+@pytest.mark.few(8)
 @pytest.mark.usefixtures("drawn_costs")
 @pytest.mark.parametrize("name", ALL)
 def test_an_ipu_never_does_two_things_at_once_and_its_cycles_sum_up(name):
@@ -168,6 +169,7 @@ def test_an_ipu_never_does_two_things_at_once_and_its_cycles_sum_up(name):
         assert ipu.cycles.idle >= 0
 
 
+@pytest.mark.few(8)
 @pytest.mark.usefixtures("drawn_costs")
 @pytest.mark.parametrize("name", ALL)
 def test_no_schedule_is_shorter_than_its_longest_path(name):

@@ -127,6 +127,7 @@ FORMS = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("form", FORMS)
 def test_bits_do_not_hang_on_calls_pipelines_or_workers(form, workers):

@@ -38,6 +38,7 @@ def losses_of_a_row(x, counts, weights):
     ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("forward", [covariances, chosen, losses_of_a_row])
 @pytest.mark.parametrize("whole", [True, False])
 def test_computes_what_pytorch_does(forward, whole):

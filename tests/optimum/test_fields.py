@@ -157,7 +157,7 @@ def shown(one: Change, inference: bool, **more: Any) -> Any:
     return run(config_with(one, **more), inference=inference, half=one.half, calls=calls)
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", [n for n, one in CHANGES.items() if one.shows == "program"])
 def test_a_field_changes_the_program(name, before, monkeypatch):
     monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")

@@ -119,7 +119,7 @@ def test_compiled_training_is_that_of_the_plain_model(monkeypatch):
     train("bert", 2, "core")
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("door", ["poptorch", "core"])
 @pytest.mark.parametrize(("name", "ipus"), CASES)
 def test_training_is_that_of_the_plain_model(name, ipus, door):

@@ -163,6 +163,7 @@ def test_a_tied_head_counts_where_its_table_is(counted):
     assert sum(tied.seconds) == sum(untied.seconds)
 
 
+@pytest.mark.slow
 def test_auto_is_measured_in_a_model_of_transformers(tmp_path, monkeypatch):
     monkeypatch.setenv("IPU_DYNAMO_ENGINE", "eager")
     config = IPUConfig(layers_per_ipu="auto", ipus_per_replica=2)

@@ -273,7 +273,7 @@ def runs_with(name):
     return runs
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_a_step_is_named_in_any_error(name, monkeypatch):
     (kind,) = {type(step) for step in STEPS if step.name == name}
@@ -294,7 +294,7 @@ def result_of(run):
     return run()
 
 
-@pytest.mark.few(28)
+@pytest.mark.few(14)
 @pytest.mark.parametrize("step", STEPS, ids=NAMES)
 def test_a_step_can_be_left_out_or_says_why_not(step):
     options = {"without": (step.name,)}

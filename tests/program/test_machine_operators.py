@@ -121,6 +121,7 @@ class Dropouts(nn.Module):
         return total
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rounding", [False, True])
 @pytest.mark.parametrize("outline", [False, True])
 def test_dropout_is_one_operator_and_its_mask_is_drawn_again(outline, rounding):

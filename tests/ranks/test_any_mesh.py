@@ -217,7 +217,7 @@ def check_variables(ours, theirs, replicas, share):
 
 
 @settings(max_examples=18)
-@pytest.mark.quick(8)
+@pytest.mark.quick(4)
 @given(case=cases())
 def test_ranks_have_the_bits_of_one_process(case):
     check(case)

@@ -128,7 +128,7 @@ def compare(found, expected):
     assert found["random"] == expected["random"]
 
 
-@pytest.mark.few(2, 1)
+@pytest.mark.few(1, 1)
 @pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize(
     ("saved", "loaded"),

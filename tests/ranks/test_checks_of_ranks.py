@@ -62,6 +62,7 @@ def trained(transport):
     return [*rank.weights(), *states], str(rank.step.executable.host_program)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("call", [0, 2, 4])  # the first one; in the first step; in the second
 @pytest.mark.parametrize(("mesh", "wrong"), [((2, 1), {0}), ((2, 2), {0, 1})])
 def test_all_ranks_have_the_bits_of_the_operators(mesh, wrong, call, monkeypatch, caplog):

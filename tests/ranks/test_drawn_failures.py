@@ -22,6 +22,7 @@ def check_in_memory(case, monkeypatch):
     check(case, run_ranks(*case.mesh, lambda _: made(case)))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(4))  # of five failures each
 def test_an_operator_that_fails_anywhere_is_named_on_all_ranks_and_harms_nothing(monkeypatch, seed):
     check_in_memory(drawn(seed), monkeypatch)

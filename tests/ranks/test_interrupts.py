@@ -93,6 +93,7 @@ def check_calls(found, first):
     return undone
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("mesh", "begins"),
     [((2, 1), COMMIT), ((2, 1), SUMS), ((2, 2), WHOLE), ((1, 2), MESSAGE), ((2, 2), MESSAGE)],

@@ -217,6 +217,7 @@ def test_rows_that_are_not_those_of_whole_micro_batches_are_refused():
         refused("3 rows", lambda: rows_of_rank(torch.ones(3, 1), options), InputError)
 
 
+@pytest.mark.slow
 def test_meshes_and_messages_are_loaded_for_programs_on_ranks_only():
     script = (
         "import sys, torch; sys.modules.pop('torch.distributed.device_mesh', None)\n"

@@ -114,6 +114,7 @@ def test_inference_compiled_in_mid_training_takes_the_newest_weights(mesh):
         assert torch.equal(y, own.flatten(0, 2))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mesh", [*MESHES, (2, 1)])
 @pytest.mark.parametrize("modes", ["evaluated", "trained"])  # inference changes statistics, too
 def test_statistics_of_batch_norms_are_those_of_one_process(mesh, modes):
@@ -229,6 +230,7 @@ class Dropping(Normed):
         self.first.append(nn.Dropout(0.5))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mesh", MESHES)
 def test_the_program_stays_if_a_rank_could_not_bring_up_another_one(mesh, broken):
     def run(transport, *, fails):

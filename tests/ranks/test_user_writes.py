@@ -60,6 +60,7 @@ def has(rank):
     return [*rank.weights(), *states]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 2)])
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_on_a_rank_that_does_not_run_the_tensor_is_refused(name, mesh):

@@ -169,6 +169,7 @@ CALL, READ = ["mesh", 5, "call", "call 5"], ["mesh", 5, "read", "a read of weigh
 ROW = ["row", 2, "read", "a read of its row"]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("theirs", "begun", "rank", "ends"),
     [

@@ -49,6 +49,7 @@ def files(tmp_path_factory):
     return folder
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", CASES)
 def test_a_report_opens_without_a_message_or_a_request(tab, files, case):
     tab.messages.clear()

@@ -279,6 +279,7 @@ def _index(folder, change):
     (folder / "saved_model.json").write_text(json.dumps(index))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

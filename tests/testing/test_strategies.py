@@ -150,6 +150,7 @@ def test_a_users_model_does_not_depend_on_placement(placement, data):
     assert_same_training(placement.place(model), [x], options, loss=0)
 
 
+@pytest.mark.slow
 def test_comparisons_do_not_need_hypothesis():
     code = (
         "import sys; sys.modules['hypothesis'] = None\n"

@@ -49,6 +49,7 @@ def check(row, ranks):
             assert torch.equal(second["state"][name], tensor), name
 
 
+@pytest.mark.few(1)
 def test_trains_as_plain_pytorch_does(subtests, tmp_path):
     found = both_ranks(EAGER, tmp_path)
     for name, row in EAGER.items():

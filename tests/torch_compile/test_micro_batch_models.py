@@ -85,7 +85,7 @@ def pipeline_of(kind: str) -> Program:
     return found
 
 
-@pytest.mark.few(3, 1)
+@pytest.mark.few(1, 1)
 @pytest.mark.parametrize(("case", "ipus", "engine"), VARIANTS)
 def test_trains_like_eager(case, ipus, engine):
     plain, batch = build(case)

@@ -73,7 +73,7 @@ def same(a, b) -> bool:
     return True
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("op", OPERATORS)
 def test_right_or_refused(op):
     for sample, n in islice(splits(op), SAMPLES):

@@ -36,6 +36,7 @@ def captures_all_that_pytorch_can():
         yield
 
 
+@pytest.mark.few(80)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", names())
 def test_computes_what_eager_does_or_is_listed(name):

@@ -57,7 +57,7 @@ def plain():
     return result
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("case", "ipus", "engine"), VARIANTS)
 def test_trains_like_eager(case, ipus, engine, plain):
     expected_losses, expected = plain(case)

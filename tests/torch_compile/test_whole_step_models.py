@@ -95,7 +95,7 @@ def assert_near(model: nn.Module, expected: dict[str, Tensor], skipped: str = ""
         assert difference <= limit, f"{name}: {difference:.2e}, allowed {limit:.2e}"
 
 
-@pytest.mark.few(3, 2)
+@pytest.mark.few(1, 2)
 @pytest.mark.parametrize(("case", "ipus", "engine"), VARIANTS)
 def test_core_trains_like_eager(case, ipus, engine, plain):
     expected_losses, expected = plain(case)
@@ -114,7 +114,7 @@ def test_core_trains_like_eager(case, ipus, engine, plain):
     assert len(step.program.copies) >= 2 * (stages - 1)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("case", "ipus", "engine"), VARIANTS)
 def test_facade_trains_like_eager(case, ipus, engine, plain, monkeypatch):
     monkeypatch.setenv("IPU_DYNAMO_ENGINE", engine)

@@ -98,6 +98,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(("rule", "place"), CASES, ids=str)
 def test_clips_as_the_reference_does(rule, place):
     ipus, options = PLACES[place]

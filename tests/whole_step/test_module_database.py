@@ -15,7 +15,7 @@ MANY = 1000  # samples: all
 REFUSED = by_name(MODULE_SAMPLES)
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(4)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("name", "count"),

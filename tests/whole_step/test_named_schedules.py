@@ -175,6 +175,7 @@ def order_text(name, ipus, count):
     return write_order(order_of(name, ipus, count))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved"])
 def test_an_order_of_ones_own_does_what_the_name_does(name):
     ipus = [0, 1, 2] * (1 + (name == "interleaved"))

@@ -159,6 +159,7 @@ def test_four_calls_run_operator_by_operator_and_the_next_one_compiled(monkeypat
     assert "host program: inductor" in text
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("form", ["momentum", "traced"])
 def test_what_is_written_after_the_takeover_acts(monkeypatch, form):
     step, engine, calls = started(monkeypatch, form)
@@ -370,6 +371,7 @@ def test_functions_that_only_this_process_can_compile_come_first(monkeypatch, ca
     assert "it has mylib::f" in str(step.executable.host_program)
 
 
+@pytest.mark.slow
 def test_functions_are_compiled_here_if_another_process_would_make_other_code(monkeypatch):
     step, engine, calls = started(monkeypatch, "traced")
     alone, _, _ = started(monkeypatch, "traced", engine, engine="eager", start="compiled")

@@ -89,11 +89,13 @@ def compiled_again(optimizer, *, deep):
         torch.testing.assert_close(b, a, msg=lambda m, name=name: f"{name}: {m}")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("optimizer", [torch.optim.RAdam, torch.optim.NAdam, torch.optim.Adafactor])
 def test_steps_are_traced_again_after_steps_without_some_parameters(optimizer):
     compiled_again(optimizer, deep=False)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("optimizer", [torch.optim.RAdam, torch.optim.Adafactor])
 def test_a_parameter_whose_first_gradient_comes_late_is_refused(optimizer):
     with pytest.raises(CompileError, match=r"second\.bias has made no step"):

@@ -73,6 +73,7 @@ def plainly(model, s, lr=0.1):
     return window.detach(), model.x.detach()
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_window_and_its_gradient_are_plain_pytorchs(form):
     model = Cutting(form)

@@ -113,6 +113,7 @@ NORMS = {
 TYPES = (torch.float16, torch.float32)
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("statistics", TYPES)
 @pytest.mark.parametrize("weights", TYPES)

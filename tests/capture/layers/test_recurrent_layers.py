@@ -79,6 +79,7 @@ def assert_draws_as_pytorch(make, form, *, checkpointed=False):
     torch.testing.assert_close(step(model, call, x), expected)
 
 
+@pytest.mark.few(3)
 @pytest.mark.usefixtures("allow_rnn")
 @cases
 def test_torch_compile_draws_as_pytorch(make, form):

@@ -48,7 +48,7 @@ def _off_chip(program, kind):
     return held == {True}
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("options", "holds"),
     [

@@ -66,7 +66,7 @@ def rows_of(path, scale):
     return [row | {"learning_rate": row["learning_rate"] * scale} for row in rows]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("accumulation", "replicas", "stages", "asynchronous", "extra"),
     [

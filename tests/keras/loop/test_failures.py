@@ -249,6 +249,7 @@ def break_rounds(rounds, seed=0, *, pipelined=False):
     return longest
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("pipelined", [False, True])
 def test_rounds_of_failures_on_the_machine(pipelined):

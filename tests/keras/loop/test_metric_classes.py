@@ -104,7 +104,7 @@ SOME = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_some_metrics_are_those_of_plain_keras(kind):
     compare(kind, SOME[kind])

@@ -37,6 +37,7 @@ def make(steps: int = 1) -> Any:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "policy",

@@ -27,7 +27,7 @@ def _mark(cases, sample):
     return [pytest.param(*case, marks=mark) for case, mark in zip(cases, marks, strict=True)]
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("name", "flag"), _mark(EVERY, SAMPLE))
 def test_updates_are_those_of_plain_keras(name, flag):
     plain, model = train_both(name, flag, SCHEDULES.get(RATES.get((name, flag)), lambda: 0.01))

@@ -171,6 +171,7 @@ def test_a_number_as_seed_is_a_constant_that_keras_draws():
     assert np.array_equal(outputs[1], outputs[0])
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("draw", "mean", "deviation", "low", "high"),
     [

@@ -157,6 +157,7 @@ def test_each_row_gives_the_numbers_of_the_whole_batch():
     assert seen["joint"] > 30 * DRAWS
 
 
+@pytest.mark.slow
 def test_a_block_of_rows_that_cannot_be_viewed_is_copied():
     """A view of the whole batch may be none of its block, which lies in memory with gaps."""
     op, seen = torch.ops.aten._unsafe_view.default, Counter()

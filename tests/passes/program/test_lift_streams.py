@@ -89,6 +89,7 @@ PLACES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("options", PLACES.values(), ids=PLACES)
 def test_equal_layers_with_dropout_have_as_many_functions_as_without(options):
     """Eight layers on four IPUs."""

@@ -127,7 +127,7 @@ def test_a_part_may_begin_with_blocks_that_draw():
     assert_same_bits(ours, theirs)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("marks", "options"),
     [
@@ -158,6 +158,7 @@ def test_equal_layers_are_one_function_and_give_the_same_bits(marks, options):
     assert Program.parse(program.text()) == program
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("schedule", ["grouped", "zero_bubble"])
 def test_stages_of_a_pipeline_share_blocks(schedule):
     def model():
@@ -221,7 +222,7 @@ def test_the_schedule_of_a_pipeline_is_that_of_its_turns():
     assert [s.copies for s in on.program.stash] == [s.copies for s in off.program.stash]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "different",
     [

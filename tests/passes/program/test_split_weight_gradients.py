@@ -75,6 +75,7 @@ def test_all_stages_but_the_first_are_split():
     ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize(
     "options",

@@ -216,6 +216,7 @@ def test_a_loader_with_workers_of_its_own_keeps_them(strategy, ours):
 # random numbers
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_torchs_seed_decides_what_is_drawn(workers):
     runs = []

@@ -74,6 +74,7 @@ class Marks:
         Finalize(None, (self.folder / str(worker)).touch, exitpriority=1)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("bad", [9, 4])
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("strategy", [SharingStrategy.Fork, SharingStrategy.ForkServer])

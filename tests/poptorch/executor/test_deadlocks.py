@@ -117,6 +117,7 @@ def operate(modules, executors, operations, refused, failed):
         failed.append(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.slow)])
 def test_no_order_of_locks_has_a_cycle(order, count):
     leaves = [Layer() for _ in range(6)]

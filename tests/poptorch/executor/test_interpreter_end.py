@@ -35,6 +35,7 @@ sys.kept = list(sys.modules.values())
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("made", [EXECUTOR, TRANSFER], ids=["executor", "transfer"])
 def test_what_outlives_the_names_of_modules_says_nothing(made):
     command = [sys.executable, "-c", PROGRAM.replace("{made}", made)]

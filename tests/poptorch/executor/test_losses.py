@@ -47,7 +47,7 @@ class Net(nn.Module):
         return self.loss(self.l(x))
 
 
-@pytest.mark.few(26)
+@pytest.mark.few(14)
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")
 @pytest.mark.parametrize(("name", "reduction"), CASES)
 def test_the_gradient_is_that_of_the_loss(name, reduction):

@@ -77,6 +77,7 @@ def plain(model, *, mean):
     return results
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mean", [True, False])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_the_loss_and_its_results_are_those_of_a_plain_loop(reduction, mean):

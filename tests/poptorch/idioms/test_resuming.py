@@ -72,6 +72,7 @@ def batches():
     ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_going_on_from_a_checkpoint_has_the_bits_of_not_stopping(kind, tmp_path):
     through = Run(kind)

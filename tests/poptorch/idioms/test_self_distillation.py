@@ -142,6 +142,7 @@ def on_ipus(model, batches):
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("in_forward", [True, False])
 def test_student_teacher_and_center_are_those_of_plain_pytorch(in_forward):

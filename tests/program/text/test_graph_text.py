@@ -223,6 +223,7 @@ def test_operators_have_names():
             operator_named(name)
 
 
+@pytest.mark.slow
 def test_modules_that_register_operators_are_imported_with_them():
     folder = Path(operators.__file__).parent
     registering = {

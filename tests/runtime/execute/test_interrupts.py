@@ -127,6 +127,7 @@ def test_many_signals_leave_complete_steps(subject, handlers):
     assert len(check_interrupts(subject, 200)) > 1
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("worker", [1, 2])
 @pytest.mark.parametrize("when", ["before", "after", "no thread"])
 def test_an_interrupted_start_of_a_worker_leaves_no_trace(worker, when, monkeypatch):

@@ -109,6 +109,7 @@ def test_repeated_steps_are_those_that_python_calls():
     torch.testing.assert_close(*states, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("output_mode", ["all", "final", "every", "sum"])
 def test_steps_of_a_call_are_calls_of_a_step_also_while_they_are_watched(output_mode):
     steps, results = [], []

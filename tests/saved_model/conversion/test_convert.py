@@ -399,7 +399,7 @@ def test_converted_programs_are_not_converted_again(folder, tmp_path):
         convert(tmp_path / "o", tmp_path / "again", **TAGS)
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", range(20))
 def test_random_options_keep_what_a_program_computes(folder, tmp_path, seed):
     tags = ["serve", "cpu"]
@@ -455,7 +455,7 @@ def drawn_of(path, work, build, dynamic):
     return Drawn(path, ["serve"], "s", work, embeds=embeds, fixed=not dynamic)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("build", [bert, vit, residual, three])
 def test_models_compute_the_same_after_convert(tmp_path, models, build, dynamic):
@@ -475,7 +475,7 @@ def test_models_compute_the_same_after_every_option(tmp_path, models, build, dyn
     check_conversions(path, ["serve"], "s", feeds, expected, tmp_path, choices)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("path", RESULTS, ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_tensorflow_programs_compute_the_same_after_convert(tmp_path, path):
     pytest.importorskip("google.protobuf")

@@ -73,6 +73,7 @@ with locked_folder(Path(sys.argv[1])):
 """
 
 
+@pytest.mark.slow
 def test_a_folder_that_somebody_holds_is_waited_for_but_not_for_ever(tmp_path):
     folder = tmp_path / "deep" / "cache"
     with subprocess.Popen(

@@ -99,6 +99,7 @@ def test_results_are_those_of_compiling(recipe, training, data, tmp_path_factory
     assert_same_bits(*found)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "change",
     [

@@ -79,6 +79,7 @@ def check(model, ours, theirs, reference):
         torch.testing.assert_close(mine[name], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("place", PLACES)
 def test_it_does_what_its_function_does(place):
     ipus, options = PLACES[place]

@@ -168,7 +168,7 @@ KINDS = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_step_is_that_of_all_traced(name, monkeypatch):
     """Seven steps of RAdam, which decides anew at the sixth."""

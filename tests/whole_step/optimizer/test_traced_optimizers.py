@@ -115,6 +115,7 @@ TORCH = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("make", "place", "schedule"), TORCH)
 def test_torchs_optimizers_are_torchs(make, place, schedule):
     compare(make, place, calls=3, schedule=schedule)
@@ -158,7 +159,7 @@ WRITTEN = [
 ]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("kind", "settings", "place"), WRITTEN)
 def test_optimizers_of_users_are_traced(kind, settings, place):
     compare(lambda model: kind(model.parameters(), **settings), place, calls=5)
@@ -177,6 +178,7 @@ def test_states_are_those_of_every_step_where_a_step_is_traced_anew():
         check_states(ours.state_dict(), reference.state_dict())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["RAdam", "ASGD", "Lookahead"])
 def test_a_step_is_traced_anew_without_values_of_states(kind, monkeypatch):
     """A rank has no states of other ranks' IPUs: their values are not read, and any would do."""
@@ -404,6 +406,7 @@ def test_programs_with_traced_updates_are_read_back():
     assert all(update.function and "traced @adamax_" in str(update) for update in updates)
 
 
+@pytest.mark.slow
 def test_saved_programs_go_on_as_long_as_their_trace_holds(tmp_path):
     model = Layers()
     run = compile_training(model, optim.RAdam(model.parameters(), lr=0.1), {"engine": "eager"})

@@ -214,6 +214,7 @@ def test_drawn_pipelines_agree_when_compiled(drawn):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm])
 @pytest.mark.parametrize("schedule", ["grouped", "zero_bubble"])
 def test_a_pipeline_repeats_views_casts_and_constants_only(norm, schedule):
@@ -250,6 +251,7 @@ def test_decision_and_stash_have_the_bytes_that_are_kept():
     assert f"  {host.program.stash[0]}\n" in str(host.program)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("options", "marked", "asked"),
     [

@@ -53,6 +53,7 @@ def test_trains_as_its_function_when_compiled():
     assert run.functions_compiled == 1  # and none of the update apart
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("apply", [swapping, of_another_state, *map(at_random, range(4))])
 def test_parameters_take_values_of_each_other(apply):
     model = Squares().double()

@@ -38,6 +38,7 @@ def by_update(x):
     return rounded(x, torch.randint(1 << 13, x.shape, dtype=torch.int32, generator=generator))
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("low", [1.0, -2048.0, 2.0**-24])
 @pytest.mark.parametrize("distance", [1 / 16, 0.3, 0.5, 0.8, 15 / 16])
 @pytest.mark.parametrize("way", [by_pass, by_update])

@@ -77,6 +77,7 @@ CONTINUOUS = {  # draws COUNT numbers; mean, standard deviation, least, largest
 }  # fmt: skip
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("case", CONTINUOUS.values(), ids=CONTINUOUS)
 def test_numbers_have_the_mean_the_deviation_and_the_range(case):
     model, mean, deviation, least, largest = case

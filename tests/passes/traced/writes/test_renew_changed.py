@@ -144,6 +144,7 @@ CASES = (
 )
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_a_change_in_place_trains_as_a_new_value_does(case, recwarn):
     torch.manual_seed(0)

@@ -332,13 +332,14 @@ def check_faults(subject: Any, faults: list[tuple]) -> None:
     assert raised > 0.8 * len(faults)  # waiting takes other lines from run to run
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_fault_at_any_line_leaves_complete_steps(name, subjects, quiet_threads):
     subject = subjects(name)
     check_faults(subject, faults_of(subject))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "count"), [*zip(FACADE, (40, 30, 3), strict=True)])
 def test_a_fault_in_the_facade_leaves_complete_steps(name, count, subjects, quiet_threads):
     subject = subjects(name)
