@@ -34,6 +34,7 @@ _PYTHON = f"{Path(traceback.__file__).parent}{os.sep}"
 _PACKAGES = ("site-packages", "dist-packages")  # which lie in it
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _NAMED_RANKS = 4  # in an error
+NO_LINE = "unknown source"  # in place of a line of the user's model
 _OF_A_TRACE = ("<string>", "1", "<lambda>", "")  # a function that PyTorch makes of text
 
 
@@ -372,7 +373,7 @@ def _user_frame(frames: Sequence[_Frame]) -> _Frame:
 
 def _innermost(frames: Sequence[_Frame]) -> str:
     if not frames:
-        return "unknown source"
+        return NO_LINE
     file, line, function, text = _user_frame(frames)
     return f"{Path(file).name}:{line} in {function}: {text.strip()}"
 

@@ -8,8 +8,7 @@ it. Each such tensor is kept with its value and the line that read it.
 import linecache
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
@@ -20,20 +19,19 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from ipu_dynamo import noted_warnings
+from ipu_dynamo.capture.private.kept_tensors import is_left, real_of
 from ipu_dynamo.capture.private.tracing import (
     constant_value,
     is_fake,
-    is_left,
     is_real,
     is_traced,
     node_of,
-    real_of,
     tracer_here,
     unrecorded,
 )
-from ipu_dynamo.errors import CompileError, called_from, is_library, source_line
+from ipu_dynamo.capture.tensor_objects import is_users_class, subclass_error
+from ipu_dynamo.errors import NO_LINE, CompileError, called_from, is_library, source_line
 from ipu_dynamo.ops.aten import aten
-from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 from ipu_dynamo.ops.private.thread_modes import KeptGradMode
 
 # Methods by which Python reads a tensor's values.
@@ -165,8 +163,8 @@ class OutsideReads(TorchFunctionMode):
         if name in _READS and real:
             return _read(func, args, kwargs)
         for kind in types:
-            if issubclass(kind, Tensor) and _is_users(kind):
-                raise _no_subclass(kind)
+            if issubclass(kind, Tensor) and is_users_class(kind):
+                raise subclass_error(kind)
         result = func(*args, **kwargs)
         for tensor in _tensors(result):
             self.watch(tensor)
@@ -185,7 +183,7 @@ class OutsideReads(TorchFunctionMode):
         alive: dict[int, tuple[Tensor, fx.Node | None, str]] = {}
         for reference, code, line in self._made:
             if (tensor := reference()) is not None and id(tensor) not in alive:
-                where = "unknown source"
+                where = NO_LINE
                 if code is not None:
                     text = linecache.getline(code.co_filename, line).strip()
                     where = f"{Path(code.co_filename).name}:{line} in {code.co_name}: {text}"
@@ -247,76 +245,11 @@ def outside_of_graph(
         made = all(user.target is aten.lift_fresh_copy.default for user in users)
         if made and value.untyped_storage().resizable():
             continue  # forward made it of numbers; no other code has it
-        where = source_line(users[0]) if users else "unknown source"
+        where = source_line(users[0]) if users else NO_LINE
         copy = copies.get(key)
         name, tensor = (copy.name, copy.tensor) if copy else ("", value)
         outside[key] = OutsideTensor(name, tensor, _kept(value), where, is_news=not made)
     return outside
-
-
-@contextmanager
-def objects_followed() -> Iterator[None]:
-    """Let forward use tensors as Python objects, in ways that record no operator.
-
-    `copy.copy` gives the same memory, without a gradient. A tensor of a class of the user's, made
-    from Python values, is a constant. Others are refused.
-    """
-
-    def make(new: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def made(cls: type[Tensor], *args: Any, **kwargs: Any) -> Tensor:
-            if any(map(is_fake, _tensors((args, kwargs)))):
-                raise _no_subclass(cls)
-            with unrecorded():
-                return new(cls, *args, **kwargs)
-
-        return in_this_thread(made, new)
-
-    def seen_as(tensor: Tensor, kind: type[Tensor]) -> Any:
-        if not _is_users(kind):
-            return as_subclass(tensor, kind)
-        if not is_real(tensor):
-            raise _no_subclass(kind)
-        with unrecorded():
-            return as_subclass(tensor, kind)
-
-    def copied(tensor: Tensor, protocol: int) -> tuple[Any, ...]:
-        return _returned, (tensor.detach(),)
-
-    as_subclass: Any = Tensor.as_subclass
-    with ExitStack() as stack:
-        methods: dict[str, Any] = {"as_subclass": seen_as, "__reduce_ex__": copied}
-        for name, instead in methods.items():
-            original = getattr(Tensor, name)
-            stack.enter_context(replaced(Tensor, name, in_this_thread(instead, original)))
-        for kind in _subclasses(Tensor):
-            if _is_users(kind):
-                new: Any = kind.__new__
-                stack.enter_context(replaced(kind, "__new__", make(new)))
-        yield
-
-
-def _subclasses(kind: type[Tensor]) -> Iterator[type[Tensor]]:
-    for subclass in kind.__subclasses__():
-        yield subclass
-        yield from _subclasses(subclass)
-
-
-def _is_users(kind: type) -> bool:
-    """Whether a class of tensors is neither PyTorch's nor of this project."""
-    return kind.__module__.partition(".")[0] not in ("torch", "ipu_dynamo", "poptorch")
-
-
-def _no_subclass(kind: type) -> CompileError:
-    return CompileError(
-        f"forward computes with a {kind.__name__}, a subclass of torch.Tensor, and a trace cannot "
-        "follow what the class does",
-        where=called_from(),
-        hint="compute with plain tensors; torch.compile(backend='ipu') takes subclasses",
-    )
-
-
-def _returned(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _read(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from ipu_dynamo import noted_warnings
 from ipu_dynamo.capture.capture import Placeholder
 from ipu_dynamo.capture.outside import TensorAttribute
+from ipu_dynamo.capture.private.kept_tensors import has_value, is_left, origin_of, real_of
 from ipu_dynamo.capture.private.own_tensors import own_tensors_elsewhere
-from ipu_dynamo.capture.private.tracing import has_value, is_left, origin_of, real_of
 from ipu_dynamo.errors import CompileError, called_from
 from ipu_dynamo.ops.private.replacing import in_this_thread, replaced
 

@@ -22,10 +22,11 @@ from ipu_dynamo.capture.layers.dynamic_slices import DynamicSlices, refuse_writt
 from ipu_dynamo.capture.layers.filled_indices import FilledIndices
 from ipu_dynamo.capture.layers.mixed_precision import MixedPrecision
 from ipu_dynamo.capture.layers.recurrent_layers import RecurrentLayers
-from ipu_dynamo.capture.outside import OutsideReads, holds_tensors, objects_followed
+from ipu_dynamo.capture.outside import OutsideReads, holds_tensors
 from ipu_dynamo.capture.private.cumulative_norms import batches_counted
 from ipu_dynamo.capture.private.dynamo import compiled_part
 from ipu_dynamo.capture.private.inference_regions import inference_regions_recorded
+from ipu_dynamo.capture.private.kept_tensors import leave, look_of
 from ipu_dynamo.capture.private.tracing import (
     DATA_DEPENDENT,
     fake_mode,
@@ -33,8 +34,6 @@ from ipu_dynamo.capture.private.tracing import (
     flatten_with_path,
     is_fake,
     key_text,
-    leave,
-    look_of,
     masks_unread,
     moved,
     pytree,
@@ -57,6 +56,7 @@ from ipu_dynamo.capture.swap import (
     restore_attributes,
     swapped,
 )
+from ipu_dynamo.capture.tensor_objects import objects_followed
 from ipu_dynamo.capture.tracing_errors import explain, operator_of
 from ipu_dynamo.errors import CompileError, InputError, keep_user_line, note_module, raised_at
 from ipu_dynamo.ops.control_flow import FLOW

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ipu_dynamo.errors import source_line
+from ipu_dynamo.errors import NO_LINE, source_line
 from ipu_dynamo.machine.cost import COLUMNS, Cost
 from ipu_dynamo.machine.costs.basics import machine_bytes
 from ipu_dynamo.machine.predicted_operators import (
@@ -16,8 +16,6 @@ from ipu_dynamo.machine.predicted_operators import (
     Where,
 )
 from ipu_dynamo.program.machine_operators import MachineOperator
-
-_NO_LINE = "unknown source"
 
 
 def whole_cycles(cost: Cost) -> Cycles:
@@ -53,7 +51,7 @@ class OperatorRows:
             operator=name,
             operands=tuple(map(str, operands)),
             results=tuple(map(str, results)),
-            line="" if line == _NO_LINE else line,
+            line="" if line == NO_LINE else line,
             direction=where,
             cycles=whole_cycles(cost),
             marks=ColumnMarks(*(cost.marks.get(column) for column in COLUMNS)),
@@ -84,10 +82,10 @@ class OperatorRows:
             operator.operator, operands, results, line, operator.direction, cost, nbytes
         )
 
-    def use(self, row: int, ipu: int, stage: int, module: str, count: int = 1) -> None:
-        """Count runs of a row."""
+    def use(self, row: int, ipu: int, stage: int, module: str) -> None:
+        """Count a run of a row."""
         number = self._modules.setdefault(module, len(self._modules))
-        self._uses[row][ipu, stage, number] += count
+        self._uses[row][ipu, stage, number] += 1
 
     def block(self, function: str, rows: Sequence[int]) -> int:
         """The position of a block."""

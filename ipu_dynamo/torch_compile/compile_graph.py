@@ -30,7 +30,7 @@ from ipu_dynamo.capture.private.aot import (
 )
 from ipu_dynamo.capture.private.dynamo import RestartAnalysis, compile_count
 from ipu_dynamo.capture.unplaceable import UnplaceableError, find
-from ipu_dynamo.errors import CompileError, source_line
+from ipu_dynamo.errors import NO_LINE, CompileError, source_line
 from ipu_dynamo.inspection.graph_entry import looked_at
 from ipu_dynamo.memory_limit import enforce_memory
 from ipu_dynamo.ops.marks.markers import begin_block
@@ -326,7 +326,7 @@ class _GraphPrograms:
 def _title(gm: fx.GraphModule) -> str:
     """The title of a compilation, with the first line of the user's code in the graph."""
     for node in gm.graph.nodes:
-        if node.op.startswith("call") and (line := source_line(node)) != "unknown source":
+        if node.op.startswith("call") and (line := source_line(node)) != NO_LINE:
             return f"compiling {line.partition(': ')[0] if ' in ' in line else line}"
     return "compiling a graph"
 

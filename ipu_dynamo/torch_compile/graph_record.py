@@ -9,7 +9,7 @@ from itertools import count
 from torch import fx
 
 from ipu_dynamo.capture.unplaceable import Unplaceable
-from ipu_dynamo.errors import source_line
+from ipu_dynamo.errors import NO_LINE, source_line
 from ipu_dynamo.inspection.graph_entry import BlockPlace, GraphEntry, Setting
 from ipu_dynamo.inspection.program_entry import ProgramEntry
 from ipu_dynamo.inspection.remark import Remark
@@ -49,7 +49,7 @@ class GraphRecord:
 
     def entry(self) -> GraphEntry:
         """The graph, to be looked at."""
-        lines = (line for line in map(source_line, self.operators) if line != "unknown source")
+        lines = (line for line in map(source_line, self.operators) if line != NO_LINE)
         return GraphEntry(
             number=self.number,
             operators=len(self.operators),
