@@ -14,15 +14,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ipu_dynamo.capture.custom.inner_gradients import gradient_and_value, unrecorded_gradients
-from ipu_dynamo.capture.private.tracing import (
-    called_again,
-    flatten,
-    functional_transforms_replaced,
-    pytree,
-)
+from ipu_dynamo.capture.custom.nested_call import NestedCall
+from ipu_dynamo.capture.private.tracing import called_again, functional_transforms_replaced
 from ipu_dynamo.errors import CompileError, called_from
 
 
@@ -37,27 +32,13 @@ def vectorised_calls() -> Iterator[None]:
         nonlocal inside, trained, where
         if inside:
             return original(*args, **kwargs)
-        leaves, spec = flatten((args, kwargs))
-        positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        structure: list[tuple[list[Any], Any]] = []
-
-        def call(*tensors: Tensor) -> list[Tensor]:
-            arguments = list(leaves)
-            for position, tensor in zip(positions, tensors, strict=True):
-                arguments[position] = tensor
-            own_args, own_kwargs = pytree.tree_unflatten(arguments, spec)
-            found, found_spec = flatten(original(*own_args, **own_kwargs))
-            structure.append((found, found_spec))
-            return [leaf for leaf in found if isinstance(leaf, Tensor)]
-
+        call = NestedCall(original, args, kwargs)
         inside, trained, where = True, torch.is_grad_enabled(), called_from()
         try:
-            results = iter(called_again(call, [leaves[i] for i in positions]))
+            results = called_again(lambda *tensors: call(tensors), call.tensors)
         finally:
             inside = False
-        found, found_spec = structure[-1]
-        rebuilt = [next(results) if isinstance(leaf, Tensor) else leaf for leaf in found]
-        return pytree.tree_unflatten(rebuilt, found_spec)
+        return call.rebuilt(results)
 
     def differentiated(name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if inside and not trained:

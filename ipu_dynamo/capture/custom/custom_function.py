@@ -16,8 +16,9 @@ from torch.utils.checkpoint import CheckpointFunction
 from ipu_dynamo import noted_warnings
 from ipu_dynamo.capture.custom.host_functions import on_host
 from ipu_dynamo.capture.custom.inner_gradients import record_gradients, record_hook
+from ipu_dynamo.capture.custom.nested_call import NestedCall
 from ipu_dynamo.capture.private.function_apply import apply_replaced
-from ipu_dynamo.capture.private.tracing import flatten, is_fake, pytree, run_backward
+from ipu_dynamo.capture.private.tracing import flatten, is_fake, run_backward
 from ipu_dynamo.errors import CompileError, called_from
 from ipu_dynamo.ops.marks.markers import CustomCall, register_function
 from ipu_dynamo.ops.private.hooks import has_gradient_hooks
@@ -40,32 +41,24 @@ def custom_functions_kept() -> Iterator[list[CustomCall]]:
     def recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if cls is CheckpointFunction:
             return _checkpointed(*args)
-        leaves, spec = flatten((args, kwargs))
-        positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        structure: list[tuple[list[Any], Any]] = []
+
+        def apply(*args: Any, **kwargs: Any) -> Any:
+            return cls.apply(*args, **kwargs)  # the one of the time of the call
+
+        nested = NestedCall(apply, args, kwargs)
 
         def call(*tensors: Tensor) -> Sequence[Tensor]:
             nonlocal inside
-            given = list(leaves)
-            for position, value in zip(positions, tensors, strict=True):
-                given[position] = value
-            real_args, real_kwargs = pytree.tree_unflatten(given, spec)
             before, inside = inside, True
             try:
-                results = cls.apply(*real_args, **real_kwargs)
+                return nested(tensors)
             finally:
                 inside = before
-            out_leaves, out_spec = flatten(results)
-            structure.append((out_leaves, out_spec))
-            return [leaf for leaf in out_leaves if isinstance(leaf, Tensor)]
 
-        tensors = [leaves[i] for i in positions]
         call.__qualname__ = f"{cls.__qualname__}.apply"  # as texts of graphs call it
         kept.append(call)
-        values = iter(torch.ops.ipu.autograd_function(tensors, register_function(call)))
-        out_leaves, out_spec = structure[0]
-        rebuilt = [next(values) if isinstance(leaf, Tensor) else leaf for leaf in out_leaves]
-        return pytree.tree_unflatten(rebuilt, out_spec)
+        results = torch.ops.ipu.autograd_function(nested.tensors, register_function(call))
+        return nested.rebuilt(results)
 
     def hooked(self: Tensor, hook: Any) -> Any:
         if inside or on_host() or not is_fake(self):
