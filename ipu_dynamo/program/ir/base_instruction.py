@@ -4,7 +4,7 @@ The verifier, schedules, registers and counts of bytes read these descriptions. 
 describes itself and needs nothing in them.
 """
 
-from collections.abc import Sized
+from collections.abc import Iterable, Sized
 from typing import ClassVar, Literal, NamedTuple
 
 from ipu_dynamo.program.ir.types import TensorType
@@ -215,6 +215,11 @@ def used(
 def made(names: tuple[str, ...], types: tuple[TensorType | None, ...], ipu: int) -> tuple[Use, ...]:
     """A use of each of some names, which have a type each."""
     return tuple(Use(name, ipu, type) for name, type in zip(names, types, strict=True))
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names as the text of an instruction has them: `%a, %b`."""
+    return ", ".join(f"%{name}" for name in names)
 
 
 def divisors(ipu: int, *names: str | None) -> tuple[Use, ...]:

@@ -14,6 +14,7 @@ from ipu_dynamo.program.ir.base_instruction import (
     Computed,
     Use,
     divisors,
+    listed,
     used,
 )
 from ipu_dynamo.program.ir.types import TensorType
@@ -132,7 +133,7 @@ class GradientNorm(BaseInstruction):
 
     def __str__(self) -> str:
         mean = _divided(self.divisor, self.loss_scale)
-        norm = f"{self.norm_type:g}-norm of {_listed(self.gradients)}{mean}"
+        norm = f"{self.norm_type:g}-norm of ({listed(self.gradients)}){mean}"
         return f"%{self.result}: {self.type} = {norm}  on ipu{self.ipu}"
 
 
@@ -165,7 +166,7 @@ class ClipFactor(BaseInstruction):
         return (Computed("factor", self.result),)
 
     def __str__(self) -> str:
-        factor = f"{self.rule} by the norms {_listed(self.norms)}"
+        factor = f"{self.rule} by the norms ({listed(self.norms)})"
         return f"%{self.result}: {self.type} = {factor}  on ipu{self.ipu}"
 
 
@@ -207,16 +208,12 @@ class ClipValues(BaseInstruction):
 
     def __str__(self) -> str:
         mean = _divided(self.divisor, self.loss_scale)
-        return f"clip {_listed(self.gradients)}{mean} to +-{self.limit!r}  on ipu{self.ipu}"
+        return f"clip ({listed(self.gradients)}){mean} to +-{self.limit!r}  on ipu{self.ipu}"
 
 
 def _divided(divisor: float, loss_scale: str | None) -> str:
     """The end of a text on gradients that are divided."""
     return (f" / {divisor}" if divisor != 1 else "") + (f" / %{loss_scale}" if loss_scale else "")
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return f"({', '.join(f'%{name}' for name in names)})"
 
 
 def _check_limit(name: str, value: float, *, zero: bool) -> None:

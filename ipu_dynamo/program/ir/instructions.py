@@ -15,6 +15,7 @@ from ipu_dynamo.program.ir.base_instruction import (
     Moved,
     Place,
     Use,
+    listed,
     used,
 )
 from ipu_dynamo.program.ir.clipping import ClipFactor, ClipValues, GradientNorm
@@ -161,10 +162,9 @@ class Call(BaseInstruction):
 
     def __str__(self) -> str:
         results = ", ".join(f"%{name}" if name else "none" for name in self.results)
-        arguments = ", ".join(f"%{name}" for name in self.arguments)
         turn = f", turn {self.turn}" if self.turn else ""
         where = f"on ipu{self.ipu}{in_phase(self.phase)}{turn}"
-        return f"({results}) = call @{self.function}({arguments})  {where}"
+        return f"({results}) = call @{self.function}({listed(self.arguments)})  {where}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,9 +353,8 @@ class AllReduce(BaseInstruction):
         )
 
     def __str__(self) -> str:
-        names = ", ".join(f"%{name}" for name in self.values)
         over = "replicas" if self.groups is None else f"each {self.groups}"
-        return f"all_reduce sum over {over} ({names})  on ipu{self.ipu}"
+        return f"all_reduce sum over {over} ({listed(self.values)})  on ipu{self.ipu}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from ipu_dynamo.program.ir.base_instruction import (
     Computed,
     Use,
     divisors,
+    listed,
     made,
     used,
 )
@@ -66,12 +67,11 @@ class UpdateFactors(BaseInstruction):
         return (Computed("function", "", function=self.function),)
 
     def __str__(self) -> str:
-        results = ", ".join(f"%{name}" for name in self.results)
         arguments = [f"{name} of group {group}" for group, _, name in self.hyperparameters]
         arguments += [f"%{name}" for name in self.counters]
-        counts = f", counting {', '.join(f'%{n}' for n in self.counters)}" if self.counters else ""
+        counts = f", counting {listed(self.counters)}" if self.counters else ""
         factors = f"factors @{self.function}({', '.join(arguments)}){counts}"
-        return f"({results}) = {factors}  on ipu{self.ipu}"
+        return f"({listed(self.results)}) = {factors}  on ipu{self.ipu}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class UpdatePart(BaseInstruction):
         for name in (self.loss_scale, self.clip):
             mean += f" / %{name}" if name else ""
         of = f"%{self.parameter} by %{self.gradient}{mean}"
-        return f"({_listed(self.results)}) = part @{self.function}({of})  on ipu{self.ipu}"
+        return f"({listed(self.results)}) = part @{self.function}({of})  on ipu{self.ipu}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +169,8 @@ class JointUpdate(BaseInstruction):
         return (Computed("function", "", function=self.function),)
 
     def __str__(self) -> str:
-        call = f"({_listed(self.results)}) = joint @{self.function}({_listed(self.arguments)})"
-        written = f", writing {_listed(self.written)}" if self.written else ""
+        call = f"({listed(self.results)}) = joint @{self.function}({listed(self.arguments)})"
+        written = f", writing {listed(self.written)}" if self.written else ""
         return f"{call}{written}  on ipu{self.ipu}"
 
 
@@ -304,13 +304,9 @@ class AdjustLossScale(BaseInstruction):
         return (Computed("factor", self.scale),)
 
     def __str__(self) -> str:
-        counts = ", ".join(f"%{name}" for name in self.within)
         every = f"every {self.period} steps " if self.period > 1 else ""
         return (
             f"adjust %{self.scale} {every}by {self.watched} elements: halve if more than "
-            f"{self.share} of them are large, else double, clear ({counts})  on ipu{self.ipu}"
+            f"{self.share} of them are large, else double, "
+            f"clear ({listed(self.within)})  on ipu{self.ipu}"
         )
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(f"%{name}" for name in names)

@@ -15,6 +15,7 @@ from ipu_dynamo.program.ir.base_instruction import (
     BaseInstruction,
     Computed,
     Use,
+    listed,
     used,
 )
 from ipu_dynamo.program.ir.types import TensorType
@@ -88,7 +89,7 @@ class Accumulate(BaseInstruction):
 
     def __str__(self) -> str:
         share = f" by %{self.weight}" if self.weight else ""
-        names, values = _listed(self.accumulators), _listed(self.values)
+        names, values = f"({listed(self.accumulators)})", f"({listed(self.values)})"
         where = f"on ipu{self.ipu}{in_phase(self.phase)}"
         return f"accumulate {names} {self.rule} {values}{share}  {where}"
 
@@ -134,13 +135,9 @@ class WriteBuffer(BaseInstruction):
 
     def __str__(self) -> str:
         where = f"on ipu{self.ipu}{in_phase(self.phase)}"
-        return f"write {_listed(self.variables)} = {_listed(self.values)}  {where}"
+        return f"write ({listed(self.variables)}) = ({listed(self.values)})  {where}"
 
 
 def in_phase(phase: int | None) -> str:
     """The end of an instruction's text, in a phased program."""
     return "" if phase is None else f", phase {phase}"
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return f"({', '.join(f'%{name}' for name in names)})"
