@@ -11,7 +11,7 @@ from ipu_dynamo.capture.capture import BACKWARD, Capture, Joint, OutputRole, Pla
 from ipu_dynamo.debug.values import kept
 from ipu_dynamo.ops.aten import aten
 from ipu_dynamo.ops.graph_queries import draws
-from ipu_dynamo.ops.private.node_meta import CUSTOM
+from ipu_dynamo.ops.private.node_meta import annotate, annotation
 from ipu_dynamo.passes.graph.extract import copied, copy_of
 from ipu_dynamo.passes.levels import Model, Partitioned
 from ipu_dynamo.program import HostProgram, Program
@@ -63,7 +63,7 @@ class Snapshot:
 
 def origin(node: fx.Node) -> str | None:
     """The name of the traced node that a node was made from, forward or backward."""
-    name: str | None = (node.meta.get(CUSTOM) or {}).get(_ORIGIN)
+    name: str | None = annotation(node, _ORIGIN)
     return name
 
 
@@ -97,8 +97,7 @@ class PassWatcher:
             for node in model.graph.graph.nodes:
                 node.meta[NAME] = node.name
                 if not self.snapshots:
-                    custom = node.meta.get(CUSTOM) or {}
-                    node.meta[CUSTOM] = {**custom, _ORIGIN: node.name}
+                    annotate(node, _ORIGIN, node.name)
             self.snapshots.append(_copy(model, name, self.start))
             self.last = model
 

@@ -12,7 +12,7 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import STAGE, Traced
 from ipu_dynamo.ops.private.graphs import HigherOrderOperator
-from ipu_dynamo.ops.private.node_meta import CUSTOM
+from ipu_dynamo.ops.private.node_meta import annotate, annotation
 from ipu_dynamo.passes.kit import Pass
 
 CUSTOM_STAGE = "ipu_stage"  # key of node.meta["custom"]
@@ -20,7 +20,7 @@ CUSTOM_STAGE = "ipu_stage"  # key of node.meta["custom"]
 
 def annotated_stage(node: fx.Node) -> int | None:
     """Return the stage of the node that AOTAutograd made `node` from, if it has one."""
-    stage: int | None = (node.meta.get(CUSTOM) or {}).get(CUSTOM_STAGE)
+    stage: int | None = annotation(node, CUSTOM_STAGE)
     return stage
 
 
@@ -37,8 +37,7 @@ class AnnotateStages(Pass):
                 continue
             for each in (node, *_inside(capture.graph, node)):
                 changed |= annotated_stage(each) != node.meta[STAGE]
-                entries = each.meta.get(CUSTOM) or {}
-                each.meta[CUSTOM] = {**entries, CUSTOM_STAGE: node.meta[STAGE]}
+                annotate(each, CUSTOM_STAGE, node.meta[STAGE])
         return changed
 
 

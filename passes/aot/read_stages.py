@@ -16,10 +16,10 @@ from ipu_dynamo.capture.capture import BACKWARD, STAGE, Joint
 from ipu_dynamo.ops.marks.available_memory import PLANNED
 from ipu_dynamo.ops.private.node_meta import (
     BACKWARD_TAG,
-    CUSTOM,
     GRADIENT_SUM,
     IS_GRADIENT_SUM,
     TAG,
+    annotation,
 )
 from ipu_dynamo.passes.aot.annotate_stages import annotated_stage
 from ipu_dynamo.passes.aot.keep_changed import after_tangents
@@ -44,7 +44,7 @@ class ReadStages(Pass):
             stage = annotated_stage(node)
             if stage is not None and not node.meta.get(IS_GRADIENT_SUM):
                 node.meta.setdefault(STAGE, stage)
-            share = (node.meta.get(CUSTOM) or {}).get(MEMORY_SHARE)
+            share = annotation(node, MEMORY_SHARE)
             if share is not None and node.target in PLANNED:
                 node.meta[MEMORY] = float(share)
             if GRADIENT_SUM in (node.meta.get("stack_trace") or ""):

@@ -29,7 +29,7 @@ from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.errors import CompileError
 from ipu_dynamo.ops.marks.available_memory import CONVOLUTIONS, PLANNED, set_available_memory_op
 from ipu_dynamo.ops.marks.convolution_groups import begin_convolutions, end_convolutions
-from ipu_dynamo.ops.private.node_meta import CUSTOM
+from ipu_dynamo.ops.private.node_meta import annotate, annotation
 from ipu_dynamo.passes.kit import GraphPass
 
 _KEY = "ipu_convolution"  # key of node.meta["custom"]
@@ -98,7 +98,7 @@ class _Group:
 
 def member(node: fx.Node) -> Member | None:
     """Return the tag of a convolution, or of its gradients."""
-    tagged: Member | None = (node.meta.get(CUSTOM) or {}).get(_KEY)
+    tagged: Member | None = annotation(node, _KEY)
     return tagged
 
 
@@ -140,19 +140,19 @@ class TagConvolutionGroups(GraphPass):
         convolutions = [node for node in graph.nodes if node.target in CONVOLUTIONS]
         if self.memory is not None:
             for node in convolutions:
-                _tag(node, MEMORY_SHARE, str(self.memory))
+                annotate(node, MEMORY_SHARE, str(self.memory))
         groups = plan(graph)
         for number, group in enumerate(groups):
             for node, place, share in group.members(number):
-                _tag(node, _KEY, place)
+                annotate(node, _KEY, place)
                 if share:
-                    _tag(node, MEMORY_SHARE, share)
+                    annotate(node, MEMORY_SHARE, share)
         shares = list(graph.find_nodes(op="call_function", target=set_available_memory_op))
         for mark in shares:
             value, share = mark.args
             assert isinstance(value, fx.Node)
             if (planned := _planned(value)) is not None:
-                _tag(planned, MEMORY_SHARE, str(share))
+                annotate(planned, MEMORY_SHARE, str(share))
             graph.erase_node(mark)
         for node in list(graph.nodes):
             if node.target in (begin_convolutions, end_convolutions):
@@ -165,10 +165,6 @@ def _each(settings: object, count: int) -> list[str]:
     assert isinstance(settings, list | tuple)
     texts = [str(one) for one in settings]
     return texts if len(texts) > 1 else [*texts, ""][:1] * count
-
-
-def _tag(node: fx.Node, key: str, value: object) -> None:
-    node.meta[CUSTOM] = {**(node.meta.get(CUSTOM) or {}), key: value}
 
 
 def _planned(value: fx.Node) -> fx.Node | None:

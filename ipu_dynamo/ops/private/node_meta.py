@@ -1,5 +1,9 @@
 """Name the strings that PyTorch's internals write into graphs. Checked on 2.13.0."""
 
+from typing import Any
+
+from torch import fx
+
 # Keys of node.meta
 CUSTOM = "custom"  # what users annotate: AOTAutograd copies it to every node that it makes
 DESC = "desc"  # the input or result of a user's function that a node of AOTAutograd's graph is
@@ -38,6 +42,16 @@ NOTES = frozenset(
         "val",
     }
 )
+
+
+def annotation(node: fx.Node, key: str) -> Any:
+    """Return the value that a node, or the node that it was made from, was given by `annotate`."""
+    return (node.meta.get(CUSTOM) or {}).get(key)
+
+
+def annotate(node: fx.Node, key: str, value: object) -> None:
+    """Give a node a value that AOTAutograd copies to every node that it makes from it."""
+    node.meta[CUSTOM] = {**(node.meta.get(CUSTOM) or {}), key: value}
 
 
 def direction_tag(backward: bool) -> str:

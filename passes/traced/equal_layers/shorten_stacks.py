@@ -23,7 +23,7 @@ from torch import fx
 
 from ipu_dynamo.capture.capture import Traced
 from ipu_dynamo.ops.private.graphs import module_of
-from ipu_dynamo.ops.private.node_meta import CUSTOM
+from ipu_dynamo.ops.private.node_meta import CUSTOM, annotate
 from ipu_dynamo.passes.kit import Pass
 from ipu_dynamo.passes.traced.equal_layers.find_stacks import KEPT, Stack, find_stacks
 
@@ -89,7 +89,7 @@ def apply(capture: Traced, stacks: Sequence[Stack]) -> Traced:
             continue
         copy = copies[node] = graph.node_copy(node, copy_of)
         if node in labels:
-            copy.meta[CUSTOM] = {**(copy.meta.get(CUSTOM) or {}), _KEY: labels[node]}
+            annotate(copy, _KEY, labels[node])
     return replace(
         capture,
         graph=module_of(graph, capture.graph),
