@@ -326,15 +326,6 @@ class ModelExtension(Extension):
     """Methods of an extended Model subclass."""
 
 
-def is_extended(model: Any) -> bool:
-    """Whether a model has one of the extensions.
-
-    Args:
-        model: any object.
-    """
-    return isinstance(model, Extension)
-
-
 def plain_class(extended: type) -> Any:
     """The class of models that an extended class is made of.
 

@@ -11,7 +11,6 @@ import torch
 
 from ipu_dynamo.machine.figure import Figure
 
-_POPLIBS = "graphcore/poplibs, 2023-08"
 _OLD_POPLIBS = "graphcore/poplibs, early network options"
 _JIA = "arXiv 1912.03413"
 _DOCS = "docs.graphcore.ai"

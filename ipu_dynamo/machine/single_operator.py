@@ -1,6 +1,6 @@
 """Ask what one operator would cost on an IPU, without a program."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import getitem
 from typing import Any, Literal
 
@@ -54,11 +54,9 @@ def operator_cost(
     return sum(costs, Cost())
 
 
-def one_operator(
-    name: str, types: Sequence[Any], keywords: Mapping[str, Any] | None = None
-) -> tuple[MachineOperator, ...]:
+def one_operator(name: str, types: Sequence[Any]) -> tuple[MachineOperator, ...]:
     """The operators that the machine runs for one call: one, or none for a view."""
-    target, graph, keywords = operator_named(name), fx.Graph(), keywords or {}
+    target, graph = operator_named(name), fx.Graph()
     mode = FakeTensorMode()
 
     def argument(value: Any) -> Any:
@@ -73,12 +71,12 @@ def one_operator(
         return node
 
     arguments = tuple(map(argument, types))
-    check_arguments(target, arguments, keywords)
-    node = graph.call_function(target, arguments, dict(keywords))
+    check_arguments(target, arguments, {})
+    node = graph.call_function(target, arguments)
     values = map_arg(arguments, lambda n: n.meta["val"])
     try:
         with mode:
-            node.meta["val"] = made = target(*values, **keywords)
+            node.meta["val"] = made = target(*values)
     except (RuntimeError, TypeError, IndexError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(f"{name} does not take {list(types)}: {reason}") from error

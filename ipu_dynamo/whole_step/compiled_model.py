@@ -35,9 +35,7 @@ from ipu_dynamo.whole_step.calls.call_signature import ExpectedArguments
 from ipu_dynamo.whole_step.calls.no_backward import attributes_of_others, trained_already
 from ipu_dynamo.whole_step.calls.synthetic_data import without_contents
 from ipu_dynamo.whole_step.calls.unchanged_model import UnchangedModel
-from ipu_dynamo.whole_step.compile_model import (
-    Compiled,
-)
+from ipu_dynamo.whole_step.compile_model import Compiled
 from ipu_dynamo.whole_step.compiled_state import not_compiled
 from ipu_dynamo.whole_step.inspection import CompiledMembers
 from ipu_dynamo.whole_step.lowering import LoweredModel, Lowering, model_name

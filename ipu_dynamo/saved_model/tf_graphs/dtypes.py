@@ -18,7 +18,6 @@ TORCH = {
     14: torch.bfloat16,
     19: torch.float16,
 }
-INTEGERS = {3, 9}
 _OTHERS = {STRING: "string", RESOURCE: "resource", 8: "complex64", 18: "complex128", 21: "variant"}
 
 
