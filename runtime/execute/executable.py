@@ -202,10 +202,6 @@ class Executable:
         """The schedule of each IPU of every replica, with all recomputation of an IPU."""
         return schedule_here(self.program, self._host, None)
 
-    def schedule_for(self, workers: int | None) -> Schedule:
-        """How so many workers would run a step here; None is one for each IPU of every replica."""
-        return schedule_here(self._host.inlined, self._host, workers)
-
     def _use(self, bound: BoundForm) -> None:
         """Run steps in this form from now on. A step is complete, or it is the first form."""
         self._host, self._engine = bound.inputs.host, bound.inputs.engine

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ipu_dynamo import CompileError, compile_inference, compile_training
 from ipu_dynamo.program.schedule.schedule import Schedule
+from ipu_dynamo.runtime.execute.bound_form import schedule_here
 from ipu_dynamo.testing import options_for, recipes
 from ipu_dynamo.testing.batchings import micro_batches
 from tests.properties.running import draw_placement, slow
@@ -35,7 +36,7 @@ def test_a_schedule_parses_and_every_action_is_needed(recipe, data, training):
     executable = compiled(data, recipe, training=training)
     host = executable.host_program
     for workers in (None, 1, 2, 3):
-        schedule = executable.schedule_for(workers)
+        schedule = schedule_here(host.inlined, host, workers)
         note(str(schedule))
         for one in (schedule, schedule.timed()):
             assert Schedule.parse(str(one)) == one
