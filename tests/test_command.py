@@ -203,6 +203,7 @@ BROKEN = {
     "no prediction": b'{"version": 1}',
     "a future prediction": b'{"version": %d}' % (VERSION + 1),
     "a future program": b"ipu_dynamo program, version 999999\n",
+    "python.py": b"import torch\n",
     "evil:main": b"ipu_dynamo program, version 1\n__import__('os').system('false')\n",
 }
 
@@ -238,6 +239,21 @@ def test_an_unusable_function_is_refused_in_one_line(files, run, monkeypatch, wh
     assert (code, out) == (2, "")
     assert problem in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("what", ["functions.py", "functions.alone", "."])
+def test_what_is_no_program_says_what_to_give(files, run, monkeypatch, what):
+    monkeypatch.chdir(files)
+    code, out, err = run("predict", what)
+    assert (code, out) == (2, "")
+    assert what in err
+    assert "module:function of Python code" in err
+
+
+def test_subcommands_of_the_other_command_name_it(run, capsys):
+    with pytest.raises(SystemExit):
+        run("convert", "--dir", "d")
+    assert "ipu-saved-model convert" in capsys.readouterr().err
 
 
 def test_a_damaged_file_is_refused(files, run, tmp_path):

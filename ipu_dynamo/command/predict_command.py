@@ -28,6 +28,10 @@ from ipu_dynamo.whole_step.saving.load import open_entry
 
 DOES_NOT_FIT, UNUSABLE = 1, 2
 _FUNCTION = re.compile(r"[\w.]+:[\w.]+")
+_WHAT = (
+    "a program's text, a file of ipu_dynamo.save, a prediction's JSON, or the module:function of "
+    "Python code"
+)
 _MOST_BYTES = 1 << 28  # of a program's text, or of a prediction
 _OUTPUTS: dict[str, tuple[str, Callable[[Prediction, str], None]]] = {
     "report": ("report.html", write_report),
@@ -70,9 +74,13 @@ def _prediction(what: str, machine: str | None, entry: str | None) -> Prediction
 
 def _of_file(path: Path, machine: str | None, entry: str | None) -> Prediction:
     """The prediction of a program in a file, or the one that the file holds. Nothing in it runs."""
+    if path.is_dir():
+        raise _Unusable(f"{path} is a folder, which ipu-saved-model shows and runs: give {_WHAT}")
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
+    except FileNotFoundError as error:
+        raise _Unusable(f"{path}: there is no such file: give {_WHAT}") from error
     except OSError as error:
         raise _Unusable(f"{path}: {error.strerror or error}") from error
     if content.startswith(b"PK"):
@@ -84,6 +92,8 @@ def _of_file(path: Path, machine: str | None, entry: str | None) -> Prediction:
             raise _Unusable(f"{path}: a prediction has its machine already: leave out --machine")
         with _reading(path):
             return Prediction.from_json(content)
+    elif not content.startswith(b"ipu_dynamo program"):
+        raise _Unusable(f"{path} holds no program: give {_WHAT}")
     else:
         with _reading(path):
             program = Program.parse(content.decode("utf-8"))

@@ -5,9 +5,21 @@ arguments or the input are unusable.
 """
 
 import argparse
+import re
 from collections.abc import Sequence
+from typing import NoReturn
 
 from ipu_dynamo.version import __version__
+
+
+class _Parser(argparse.ArgumentParser):
+    """Of the command and its subcommands."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2. Name the other command where the subcommand is one of it."""
+        if match := re.search(r"invalid choice: '(show|run|convert)'", message):
+            message += f"; saved programs have a command of their own: ipu-saved-model {match[1]}"
+        super().error(message)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="ipu-dynamo",
         description="Predict the memory, cycles and timeline of a program on IPUs, or look at this "
         "installation.",

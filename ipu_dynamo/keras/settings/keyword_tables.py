@@ -29,11 +29,16 @@ class Keyword:
 
 @dataclass(frozen=True, slots=True)
 class KeywordTable:
-    """The keywords of one setter, and the reasons why it refuses others."""
+    """The keywords of one setter, and the reasons why it refuses others.
+
+    Args:
+        named: the parameters that its signature has, which near names are looked for in, too.
+    """
 
     setter: str
     known: Mapping[str, Keyword]
     refused: Mapping[str, str]
+    named: tuple[str, ...] = ()
 
     def check(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
         """The checked keywords.
@@ -46,8 +51,8 @@ class KeywordTable:
             if name in self.refused:
                 raise ValueError(f"{self.setter} does not take {name}: {self.refused[name]}")
             if name not in self.known:
-                near = get_close_matches(name, self.known, n=2)
-                names = " or ".join(near) if near else ", ".join(self.known)
+                valid = [*self.named, *self.known]
+                names = " or ".join(get_close_matches(name, valid, n=2)) or ", ".join(valid)
                 raise TypeError(f"{self.setter} does not know {name}; try {names}")
         return {name: self.known[name].read(value, name) for name, value in keywords.items()}
 
@@ -121,6 +126,11 @@ _IGNORED = Keyword("any", RECORDED, _anything)
 
 ACCUMULATION = KeywordTable(
     "set_gradient_accumulation_options",
+    named=(
+        "gradient_accumulation_steps_per_replica",
+        "gradient_accumulation_reduction_method",
+        "use_v2_gradient_accumulation_optimizer",
+    ),
     known={
         "dtype": _DTYPE,
         "offload_weight_update_variables": _STATE_OFF_CHIP,
@@ -139,6 +149,12 @@ _INCOMPATIBLE = "it is not compatible with Keras; leave it out"
 
 PIPELINING = KeywordTable(
     "set_pipelining_options",
+    named=(
+        "gradient_accumulation_steps_per_replica",
+        "device_mapping",
+        "accumulate_outfeed",
+        "gradient_accumulation_reduction_method",
+    ),
     known={
         "pipeline_schedule": Keyword(
             "None (Grouped), a PipelineSchedule or its name",

@@ -192,6 +192,16 @@ def test_a_refusal_says_why(model, setter, name, words):
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.setter)
+def test_an_unknown_keyword_names_near_parameters(model, table):
+    setter = getattr(model, table.setter)
+    parameters = inspect.signature(setter).parameters.values()
+    assert table.named == tuple(p.name for p in parameters if p.kind != p.VAR_KEYWORD)
+    for name in table.named:
+        with pytest.raises(TypeError, match=rf"does not know {name}s; try {name}\b"):
+            setter(**{f"{name}s": None})
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.setter)
 def test_an_unknown_keyword_names_near_ones(model, table):
     name = next(iter(table.known))
     with pytest.raises(TypeError, match=f"does not know {name}s; try {name}"):
