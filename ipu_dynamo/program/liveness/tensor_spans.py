@@ -94,8 +94,9 @@ class IpuSteps:
         return IpuLiveness(ipu, tuple(steps), tuple(tensors))
 
     def _span(self, tensor: HeldTensor) -> None:
-        slot, last = self._slots(tensor)
-        copies = self.kept(slot, last)
+        slot, later = self._slots(tensor)
+        last = max(later)
+        copies = max(self.kept(slot, of_reader) for of_reader in later)
         waits = any(weights for s, _, weights in tensor.reads if s == last)
         if tensor.slot is not None and waits and not tensor.weights:
             copies = max(copies, 1 + self.left)
@@ -105,24 +106,27 @@ class IpuSteps:
             self.add(stash)
         if tensor.made is None:
             return
-        start, later = tensor.made, [*(step for _, step, _ in tensor.reads), *tensor.held]
-        end = max(later, default=start)
+        start, steps = tensor.made, [*(step for _, step, _ in tensor.reads), *tensor.held]
+        end = max(steps, default=start)
         if copies > 1:
             end = max([self.ends.get(slot, start), *tensor.held])
         tensor.spans = [(start, max(start, end))]
         if copies > 1 and slot not in self.ends:
             return  # nothing runs in the slot, so it waits in the stash at once
-        if tensor.arrives and later:  # until the next cycle, and in it from the start
+        if tensor.arrives and steps:  # until the next cycle, and in it from the start
             first, stop = self.loop
             tensor.spans = [(first, end), (start, stop - 1)] if end < start else [(first, stop - 1)]
 
-    def _slots(self, tensor: HeldTensor) -> Span:
-        """The slot in which a tensor is made or first read, and the one of its last reader."""
+    def _slots(self, tensor: HeldTensor) -> tuple[int, set[int]]:
+        """The slot in which a tensor is made or first read, and those of its readers.
+
+        In a schedule by name, the reader that runs last need not be that of the last slot.
+        """
         slots = [slot for slot, _, _ in tensor.reads]
         if tensor.slot is None or not slots:
-            return 0, 0
+            return 0, {0}
         slot = min(slots) if tensor.made is None else tensor.slot
-        return slot, max(slot, *slots)
+        return slot, {max(slot, of_reader) for of_reader in slots}
 
 
 def _dies(operand: HeldTensor, step: int, nbytes: int) -> bool:
