@@ -27,8 +27,14 @@ def given_options(options: Any) -> Options:
     if not options:
         return Options()
     if not isinstance(options, Options):
+        hint = ""
+        if isinstance(options, torch.optim.Optimizer):
+            hint = ": give the optimizer by name, optimizer=..."
+        elif hasattr(options, "to_options"):  # an IPUConfig
+            hint = ": give what its to_options() returns"
         raise createPoptorchError(
-            f"Invalid type: 'options' is of type {type(options)!r} but must be poptorch.Options",
+            f"Invalid type: 'options' is of type {type(options)!r} but must be "
+            f"poptorch.Options{hint}",
             id="option",
         )
     return options

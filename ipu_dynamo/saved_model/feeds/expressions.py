@@ -144,7 +144,9 @@ class _Walk:
                 return self._attribute(node, depth)
             case ast.Call():
                 return self._call(node, depth)
-        raise self._refused(node, "it is not in the grammar of expressions")
+        raise self._refused(
+            node, "it is no number, list or function of np, as in x=np.ones((2, 3))"
+        )
 
     def _arithmetic(self, node: ast.expr, depth: int) -> Any:
         value = self.value(node, depth)

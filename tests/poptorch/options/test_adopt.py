@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import poptorch
+from ipu_dynamo.optimum import IPUConfig
 from poptorch.enums import MeanReductionStrategy, OutputMode
 from poptorch.options import adopt, given_options, uses_ipu_model
 
@@ -25,6 +26,15 @@ def test_nothing_means_defaults(nothing):
 def test_anything_else_is_refused(wrong):
     with pytest.raises(poptorch.Error, match="Invalid type: 'options' is of type"):
         adopt(wrong, training=True)
+
+
+def test_an_argument_in_the_wrong_place_is_named():
+    model = torch.nn.Linear(2, 2)
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(poptorch.Error, match=r"by name, optimizer="):
+        poptorch.trainingModel(model, optimizer)
+    with pytest.raises(poptorch.Error, match=r"its to_options\(\)"):
+        poptorch.inferenceModel(model, IPUConfig())
 
 
 @pytest.mark.parametrize(("training", "mode"), [(True, OutputMode.Final), (False, OutputMode.All)])
