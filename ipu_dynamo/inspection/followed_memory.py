@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ipu_dynamo.errors import source_line
 from ipu_dynamo.inspection.call_stand_ins import in_turn, sent_streams, stored, values_of
 from ipu_dynamo.inspection.kernel_storages import made_by, nbytes_of
-from ipu_dynamo.inspection.private.dispatch_mode import TorchDispatchMode
+from ipu_dynamo.ops.private.dispatch_mode import TorchDispatchMode
 from ipu_dynamo.ops.private.graphs import FakeTensorMode
 from ipu_dynamo.program import Call, Collective, HostProgram, Receive, UpdateFactors
 from ipu_dynamo.program.fused import Hyperparameters

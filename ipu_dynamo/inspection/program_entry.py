@@ -138,8 +138,17 @@ class HostEntry:
 
 
 def _running(executable: Executable) -> HostProgram:
-    """The program in the form that runs: a fused step is made again for other hyperparameters."""
-    return executable.host_program if executable.fused is None else executable.fused.now.host
+    """The program in the form that runs.
+
+    A fused step is made again for other hyperparameters. A function whose compiled code was wrong
+    runs operator by operator.
+    """
+    host = executable.host_program if executable.fused is None else executable.fused.now.host
+    recipes = {
+        name: recipe.by_operators() if executable.failed_check(recipe.function) else recipe
+        for name, recipe in host.recipes.items()
+    }
+    return replace(host, recipes=recipes)
 
 
 def memory_of(executable: Executable) -> HostMemory:

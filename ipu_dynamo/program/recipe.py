@@ -1,6 +1,6 @@
 """Describe how a function becomes a callable on this machine: the input of an engine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ipu_dynamo.program.ir.function import Function
@@ -64,6 +64,19 @@ class FunctionRecipe:
             return tuple(leaf for part in self.parts.parts for leaf in part.recipe.compiled_parts)
         own = (self,) if self.engine == "inductor" else ()
         return (*(leaf for body in self.bodies for leaf in body.compiled_parts), *own)
+
+    def by_operators(self) -> "FunctionRecipe":
+        """The recipe of the same function operator by operator, with the same inputs."""
+        return replace(
+            self,
+            lowered=self.function,
+            engine="eager",
+            packed=(),
+            parts=None,
+            bodies=(),
+            replays=False,
+            key=None,
+        )
 
     def __str__(self) -> str:
         """`forward0: inductor, threads 1; writes 3; packs 1; key 5f3759df`."""

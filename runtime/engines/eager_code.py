@@ -109,7 +109,7 @@ def _with_linear(graph: fx.Graph) -> fx.Graph:
             of[node] = copied.create_node("call_function", F.linear, arguments, name=node.name)
         else:
             of[node] = copied.node_copy(node, of.__getitem__)
-            if _has_unsure_layout(node):
+            if has_unsure_layout(node):
                 stride = tuple(node.meta["val"].stride())
                 of[node] = copied.call_function(with_layout, (of[node], stride))
     for node in copied.find_nodes(op="call_function", target=aten.t.default):
@@ -118,7 +118,7 @@ def _with_linear(graph: fx.Graph) -> fx.Graph:
     return copied
 
 
-def _has_unsure_layout(node: fx.Node) -> bool:
+def has_unsure_layout(node: fx.Node) -> bool:
     """Whether a result may have another layout than the trace says.
 
     Results of products, and of operators on plain contiguous tensors, have the same one.

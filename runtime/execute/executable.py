@@ -16,7 +16,7 @@ from ipu_dynamo.ops.private.thread_modes import KeptGradMode
 from ipu_dynamo.profiling import recording
 from ipu_dynamo.profiling.private.profiler import ProfilerRow, profiler_runs
 from ipu_dynamo.profiling.recording import Recording
-from ipu_dynamo.program import Decision, HostProgram, Program, TensorType
+from ipu_dynamo.program import Decision, Function, HostProgram, Program, TensorType
 from ipu_dynamo.program.fused import Hyperparameters
 from ipu_dynamo.program.host_plan import HostPlan
 from ipu_dynamo.program.ir.verify.program import verify
@@ -201,6 +201,10 @@ class Executable:
     def ipu_schedule(self) -> Schedule:
         """The schedule of each IPU of every replica, with all recomputation of an IPU."""
         return schedule_here(self.program, self._host, None)
+
+    def failed_check(self, function: Function) -> bool:
+        """Whether a function was compiled wrong, so that it runs operator by operator."""
+        return self._engine.checks.fails(function)
 
     def _use(self, bound: BoundForm) -> None:
         """Run steps in this form from now on. A step is complete, or it is the first form."""

@@ -13,6 +13,9 @@ from ipu_dynamo import (
     compile_training,
     inspect,
 )
+from ipu_dynamo.runtime.engines.check import checked_stage, checks
+from ipu_dynamo.runtime.engines.check.checks import Checks
+from ipu_dynamo.runtime.engines.check.judge import Failure, Verdict
 from tests.inspection.counted_storages import counted, followed, measured
 from tests.inspection.looking import EAGER, Chain, nothing_changes, pipeline
 
@@ -97,17 +100,16 @@ def test_micro_batches_that_begin_anywhere_are_copied_and_counted():
     assert streams == [x.nbytes + 18 * 12]
 
 
+class Wide(Chain):
+    def forward(self, x):
+        wide = torch.exp(self.layers[0](x)).repeat(1, 64)
+        scale = wide.sum()  # all of it, before an element is divided by it
+        return nn.functional.mse_loss((wide / scale).mm(wide.t() + scale), x @ x.t())
+
+
 @pytest.mark.inductor
 def test_of_machine_code_steps_are_what_it_allocates():
-    class Wide(Chain):
-        def forward(self, x):
-            wide = torch.exp(self.layers[0](x)).repeat(1, 64)
-            scale = wide.sum()  # all of it, before an element is divided by it
-            return nn.functional.mse_loss((wide / scale).mm(wide.t() + scale), x @ x.t())
-
-    model = Wide()
-    options = Options(workers=1, engine="inductor")
-    step = compile_inference(model, options)
+    step = compile_inference(Wide(), Options(workers=1, engine="inductor"))
     step(X)
     memory = inspect(step).program.host.memory
     assert {step.operator for step in memory.steps} == {""}
@@ -115,6 +117,24 @@ def test_of_machine_code_steps_are_what_it_allocates():
     assert "inside @" in str(memory)
     most = max(at.get("temporaries", 0) for at in memory.curve())
     assert 12 * 64 * 8 * 4 <= most <= 4 * 12 * 64 * 8 * 4
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("found", ["now", "before"])
+def test_a_function_that_fails_its_check_is_followed_operator_by_operator(found, monkeypatch):
+    monkeypatch.setattr(checks, "_keep", lambda *_: None)
+    wrong = Verdict([Failure(0, "it is wrong")])
+    monkeypatch.setattr(checked_stage, "judge", lambda *_: wrong)
+    outcome = "failed it is wrong" if found == "before" else ""
+    monkeypatch.setattr(Checks, "_outcome", lambda *_: outcome)
+    model = Wide()
+    memories = []
+    for engine in ("inductor", "eager"):
+        step = compile_inference(model, Options(workers=1, engine=engine))
+        step(X)
+        memories.append(inspect(step).program.host.memory)
+    assert all(step.operator for step in memories[0].steps)
+    assert memories[0].curve() == memories[1].curve()
 
 
 class Fitted(nn.Module):

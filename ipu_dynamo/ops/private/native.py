@@ -44,6 +44,14 @@ def set_kernel(
 
 # sizes of a picture, the sizes to be or None, factors or None -> the sizes to be, or symbols
 upsampled_size: Callable[..., list[int]] = upsample_compute_output_size
+
+
+def decomposition_of(operator: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """The operators in place of which PyTorch has one, as a function; None: it has none."""
+    found: Callable[..., Any] | None = decomposition_table.get(operator)
+    return found
+
+
 _aten = torch.library.Library("aten", "IMPL")
 
 

@@ -22,6 +22,7 @@ from ipu_dynamo.tune.artifact_store import StageStore, open_store
 log = logging.getLogger(__name__)
 CHECK = "IPU_DYNAMO_CHECK_COMPILED"  # environment variable: the choice for `auto`
 CHOICES = ("first", "every", "off")
+_JUDGING = ("classes", "judge", "limits", "roundings", "runs")  # the files that decide
 _known: dict[str, str] = {}  # outcomes in this process, by key
 
 
@@ -44,6 +45,7 @@ class Checks:
         self.stages: list[CheckedStage] = []
         self._other: list[Decision] = []
         self.reports: dict[str, str] = {}
+        self._failed = set[str]()
         self._agrees, self._judges = False, True
         self._known_to_all: dict[str, str] = {}  # failures, as `reports`
 
@@ -79,6 +81,7 @@ class Checks:
             self._note(recipe.function, problem)
         if not problem:
             return None
+        self._failed.add(_name(recipe.function))
         reason = f"{problem} (found before)"
         name = recipe.function.name
         self._other.append(Decision(BY, "operator by operator", reason, name))
@@ -105,6 +108,7 @@ class Checks:
             if key:
                 _keep(key, f"{stage.state} {stage.problem}".strip())
             if stage.state == "failed":
+                self._failed.add(_name(function))
                 self._note(function, stage.problem)
 
         forever = self.check == "every"
@@ -113,6 +117,10 @@ class Checks:
             stage.believe()
         self.stages.append(stage)
         return stage
+
+    def fails(self, function: Function) -> bool:
+        """Whether a compiled function was found wrong, so that it runs operator by operator."""
+        return _name(function) in self._failed
 
     def _note(self, function: Function, problem: str) -> None:
         if self._agrees and _name(function) not in self._known_to_all:
@@ -183,7 +191,7 @@ def _this_check() -> str:
     global _digest
     if not _digest:
         folder = Path(__file__).parent
-        files = [folder / f"{name}.py" for name in ("classes", "judge", "limits", "runs")]
+        files = [folder / f"{name}.py" for name in _JUDGING]
         _digest = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     return _digest
 

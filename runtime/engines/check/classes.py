@@ -87,7 +87,11 @@ class Class:
 
 def name_of(node: fx.Node) -> str:
     """The name of a node's operator, without overload."""
-    target = node.target
+    return operator_name(node.target)
+
+
+def operator_name(target: object) -> str:
+    """The name of an operator, without overload; empty for anything else that can be called."""
     if not isinstance(target, OpOverload):
         return ""
     name: str = target.name()
@@ -96,18 +100,31 @@ def name_of(node: fx.Node) -> str:
 
 def rounds(node: fx.Node) -> bool:
     """Whether an operator computes floating numbers that the machine rounds."""
-    if not any(t.dtype.is_floating_point or t.dtype.is_complex for t in tensors_of(node)):
+    return call_rounds(node.target, node.args, tensors_of(node))
+
+
+def call_rounds(target: object, args: Sequence[Any], made: Iterable[Tensor]) -> bool:
+    """Whether a call computes floating numbers that the machine rounds.
+
+    Args:
+        made: its results.
+    """
+    if not any(t.dtype.is_floating_point or t.dtype.is_complex for t in made):
         return False
-    if node.target is getitem or is_view_operator(node.target):
+    if target is getitem or is_view_operator(target):
         return False
-    name = name_of(node)
-    accumulates = name in ("index_put", "_index_put_impl") and True in node.args[3:4]
+    name = operator_name(target)
+    accumulates = name in ("index_put", "_index_put_impl") and True in args[3:4]
     return accumulates or name not in _EXACT
 
 
 def tensors_of(node: fx.Node) -> list[Tensor]:
     """Return the fake values of a node."""
-    value = node.meta.get("val")
+    return tensors_in(node.meta.get("val"))
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors of an operator's result."""
     values: Iterable[Any] = value if isinstance(value, list | tuple) else (value,)
     return [one for one in values if isinstance(one, Tensor)]
 

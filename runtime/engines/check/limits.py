@@ -6,10 +6,12 @@ reference of a tensor. N is the largest difference by moved roundings.
 
 import torch
 
-VERSION = 1  # of the check, in the key of every outcome
+VERSION = 2  # of the check, in the key of every outcome
 RELATIVE = 8  # eps of each element
 OF_LARGEST = 4  # eps of M
 OF_MOVED = 4  # times N; also of elements that change in being finite, and of integers
+OF_TERMS = 1  # eps of the sum of the sizes of its terms, by which a moved run moves a sum
+ONE_BY_ONE = 4096  # terms of a sum that a moved run adds one after the other, as Inductor does
 MOVED_RUNS = 4  # at first
 MORE_MOVED_RUNS = 16  # before a failure counts
 OPEN_CALLS = 8  # until a result with uniform values counts

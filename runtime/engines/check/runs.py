@@ -18,9 +18,12 @@ from ipu_dynamo.ops.bodies import bodies_of
 from ipu_dynamo.ops.control_flow import bound
 from ipu_dynamo.ops.graph_queries import owner, written_arguments
 from ipu_dynamo.program import Function, graph_outputs
-from ipu_dynamo.runtime.engines.check.classes import CASTS, name_of, rounds
+from ipu_dynamo.runtime.engines.check.classes import CASTS, name_of, rounds, tensors_in
 from ipu_dynamo.runtime.engines.check.copies import copies_of
 from ipu_dynamo.runtime.engines.check.judge import slices_of
+from ipu_dynamo.runtime.engines.check.roundings import Roundings
+from ipu_dynamo.runtime.engines.eager_code import has_unsure_layout
+from ipu_dynamo.runtime.engines.layouts import with_layout
 from ipu_dynamo.runtime.engines.stage import Stage
 
 Call = Callable[..., Any]
@@ -31,7 +34,6 @@ _WIDE = {
     torch.bfloat16: torch.float64,
     torch.complex64: torch.complex128,
 }
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 _SCATTERS = frozenset({"scatter", "index_copy", "index_put", "_index_put_impl"})
 _TIES = {"sort": -1, "topk": -1, "kthvalue": -1, "median": -1, "mode": -1, "msort": 0}
 
@@ -53,19 +55,18 @@ class Runs:
 
     def moved(self, number: int, places: Container[int]) -> list[Any]:
         """The results of a moved run in some places; runs of one number are equal."""
-        generator = torch.Generator("cpu").manual_seed(number)
-        drawn = self._drawn()
+        roundings, drawn = Roundings(number), self._drawn()
 
         def run(node: fx.Node, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+            if not self._draws or node not in self._draws:
+                return roundings.call(call, args, kwargs)
             made = drawn(node, call, args, kwargs)
             if rounds(node):
-                _move_all(made, generator)
-            elif rounds_in_place(node):
-                _move_all([a for a in args if isinstance(a, Tensor)][:1], generator)
+                roundings.move(tensors_in(made))
             return made
 
         arguments = self._copies()
-        _move_all(arguments, generator)
+        roundings.move(arguments)
         return self._run(run, arguments, places)
 
     def wide(self, places: Container[int]) -> list[Any] | None:
@@ -221,12 +222,10 @@ def _value(node: fx.Node, given: deque[Any], values: dict[fx.Node, Any], hook: H
     call: Any = node.target
     if bodies := bodies_of(node):
         call = bound(node, {b.name: evaluator(b.graph.graph, hook) for b in bodies})
-    return hook(node, call, args, kwargs)
-
-
-def rounds_in_place(node: fx.Node) -> bool:
-    """Whether an operator without results rounds the values that it writes."""
-    return bool(written_arguments(node)) and name_of(node).startswith("accumulate")
+    made = hook(node, call, args, kwargs)
+    if has_unsure_layout(node):  # as in the code that runs operator by operator
+        made = with_layout(made, tuple(node.meta["val"].stride()))
+    return made
 
 
 def _note(
@@ -242,27 +241,6 @@ def _note(
         kept = map_aggregate(made, lambda v: v.clone() if isinstance(v, Tensor) else v)
         draws.setdefault(node, []).append(kept)
     return made
-
-
-def _move_all(made: Any, generator: torch.Generator) -> None:
-    for value in made if isinstance(made, list | tuple) else (made,):
-        if isinstance(value, Tensor):
-            _move_in_place(value, generator)
-
-
-def _move_in_place(tensor: Tensor, generator: torch.Generator) -> None:
-    """Move each element by -1, 0 or 1 unit in the last place; zeros stay."""
-    if tensor.dtype.is_complex:
-        tensor = torch.view_as_real(tensor)
-    if not tensor.dtype.is_floating_point or tensor.dtype.itemsize == 1:
-        return
-    if 0 in tensor.stride() or not tensor.numel():
-        return  # one element in several places
-    for (part,) in slices_of(tensor):
-        steps = torch.randint(-1, 2, part.shape, generator=generator, dtype=torch.int8)
-        steps *= (part != 0) & part.isfinite()
-        # One more is the next number away from zero.
-        part.view(_BITS[part.dtype.itemsize]).add_(steps)
 
 
 def _wide(value: Any) -> Any:
