@@ -66,6 +66,24 @@ def functions_of(recipe, force):
     return engine.seen
 
 
+class KeptRuns(Runs):
+    """Further runs for several comparisons: runs of one number are equal, whatever the places."""
+
+    def __init__(self, function, arguments, state, places):
+        super().__init__(function, arguments, state)
+        self._kept, self._places = {}, range(places)
+
+    def moved(self, number, places):
+        if number not in self._kept:
+            self._kept[number] = super().moved(number, self._places)
+        return self._kept[number]
+
+    def wide(self, places):
+        if "wide" not in self._kept:
+            self._kept["wide"] = super().wide(self._places)
+        return self._kept["wide"]
+
+
 def plant(function, arguments, state, counts):
     """Compare the reference with itself, and with one fault in each of its results."""
     if why_unchecked(function.graph.graph):
@@ -74,7 +92,8 @@ def plant(function, arguments, state, counts):
     given = copies_of(arguments, function.written).tensors
     results = by_operators(function)(list(given))
     expected = [*results, *(given[place] for place in function.written)]
-    runs, classes = Runs(function, arguments, state), result_classes(function)
+    runs = KeptRuns(function, arguments, state, len(expected))
+    classes = result_classes(function)
     old = [arguments[place] for place in function.written]
 
     def found(place, planted):
