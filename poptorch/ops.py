@@ -102,7 +102,9 @@ def nop(tensor: Tensor) -> Tensor:
         poptorch.Error: it is no tensor.
     """
     if not isinstance(tensor, Tensor):
-        raise createPoptorchError(f"nop takes a torch.tensor, got {tensor!r}", id="operator")
+        raise createPoptorchError(
+            f"nop must take a torch.tensor argument, got {tensor!r}", id="operator"
+        )
     return tensor.clone()
 
 
@@ -121,7 +123,8 @@ def set_available_memory(tensor: Tensor, available_memory_proportion: float) -> 
     """
     if not isinstance(tensor, Tensor):
         raise createPoptorchError(
-            f"set_available_memory takes a torch.tensor, got {tensor!r}", id="operator"
+            f"You may only set available memory for torch.tensor values, got {tensor!r}",
+            id="operator",
         )
     if not 0 <= available_memory_proportion <= 1:
         raise ValueError(

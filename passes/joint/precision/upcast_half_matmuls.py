@@ -1,5 +1,7 @@
 """Multiply halves in float32 and round the result once, on processors without half arithmetic.
 
+So do operators for which PyTorch has no kernel on halves at all.
+
 Before   %y = aten.mm(%a: f16[m,k], %b: f16[k,n])
 After    %c = aten._to_copy(%a, dtype=torch.float32)
          %d = aten._to_copy(%b, dtype=torch.float32)
@@ -35,13 +37,24 @@ PRODUCTS = frozenset(
     }
 )
 
+_NO_HALF_KERNEL = frozenset(
+    {
+        aten._cdist_backward.default,
+        aten._cdist_forward.default,
+        aten._pdist_backward.default,
+        aten._pdist_forward.default,
+        aten.avg_pool3d.default,
+        aten.avg_pool3d_backward.default,
+    }
+)
+
 
 def plan(graph: fx.Graph) -> list[fx.Node]:
-    """The products of halves on the CPU. Reads the graph only."""
+    """The products and other operators on halves on the CPU. Reads the graph only."""
     return [
         node
         for node in graph.nodes
-        if node.target in PRODUCTS
+        if node.target in PRODUCTS | _NO_HALF_KERNEL
         and any(is_half(n) and n.meta["val"].device.type == "cpu" for n in node.all_input_nodes)
     ]
 
@@ -50,7 +63,7 @@ class UpcastHalfMatmuls(GraphPass):
     """The pass."""
 
     level = "joint"
-    acts_on = PRODUCTS
+    acts_on = PRODUCTS | _NO_HALF_KERNEL
 
     def applies(self, capture: Joint, contents: Contents) -> bool:
         return contents.halves and super().applies(capture, contents)

@@ -128,3 +128,38 @@ def test_attention_with_half_inputs_trains_weights_in_float32():
     change = before - model.attention.in_proj_weight.detach()
     assert change.dtype == torch.float32
     torch.testing.assert_close(change, plain.attention.in_proj_weight.grad, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    "operator",
+    [
+        lambda x: nn.functional.avg_pool3d(x, 2),
+        lambda x: torch.cdist(x, x.flip(-2), p=1),
+        lambda x: nn.functional.pdist(x[0, 0, 0], p=3),
+    ],
+)
+def test_operators_without_a_kernel_on_halves_run(operator, training):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            y = operator(x * self.scale)
+            return y, poptorch.identity_loss(y, "mean")
+
+    torch.manual_seed(0)
+    x = torch.randn(1, 2, 4, 4, 4).half()
+    plain, model = Scaled(), Scaled().half()
+    y, loss = plain(x.float())
+    if training:
+        loss.backward()
+        optimizer = poptorch.optim.SGD(model.parameters(), lr=1.0)
+        found = poptorch.trainingModel(model, None, optimizer)(x)[0]
+        expected = 1 - plain.scale.grad
+        torch.testing.assert_close(model.scale.float(), expected, rtol=1e-2, atol=1e-2)
+    else:
+        found = poptorch.inferenceModel(model)(x)[0]
+    assert found.dtype == torch.float16
+    torch.testing.assert_close(found.float(), y, rtol=1e-2, atol=1e-2)
