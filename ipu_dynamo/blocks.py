@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import TracebackType
+from types import MethodType, TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -133,14 +133,33 @@ def BeginBlock(  # noqa: N802 (PopTorch's name)
         `layer` itself, with a forward-pre-hook.
 
     Raises:
-        IpuError: `layer` begins a block already.
+        IpuError: `layer` begins a block already, is no module, or is a list of modules, which
+            nothing calls.
         OptionError: `ipu_id` is not the number of an IPU.
     """
     check_ipu_id(ipu_id)
+    if not isinstance(layer, nn.Module):
+        raise IpuError(
+            f"BeginBlock takes a torch.nn.Module, not the {type(layer).__name__} {layer!r}\n"
+            '  try:  BlockFunction("name") for a function, `with Block("name"):` for operators',
+            id="block",
+        )
+    if is_never_called(layer):
+        raise IpuError(
+            f"BeginBlock takes a module that is called, and a {type(layer).__name__} has no "
+            "forward\n"
+            "  try:  begin the block at the first of its layers: BeginBlock(layers[0], ipu_id=...)",
+            id="block",
+        )
     if begins_block(layer):
         raise IpuError("module has already been assigned to a block.")
     layer.register_forward_pre_hook(BlockStart(user_id, ipu_id))
     return layer
+
+
+def is_never_called(layer: nn.Module) -> bool:
+    """Whether `layer` is a container without a forward, as `nn.ModuleList` is."""
+    return layer.forward == MethodType(nn.Module.forward, layer)
 
 
 def begins_block(layer: nn.Module) -> bool:

@@ -10,6 +10,7 @@ from torch import nn
 
 from ipu_dynamo import blocks
 from ipu_dynamo.options.checks import check_ipu_id
+from poptorch._logging import logger
 from poptorch.errors import createPoptorchError, require, wrapped
 from poptorch.tracing import current_trace
 
@@ -118,6 +119,10 @@ def BeginBlock(
         return LegacyBeginBlockFn(layer_to_call, user_id, ipu_id)
     if blocks.begins_block(layer_to_call):
         raise createPoptorchError("module has already been assigned to a block.", id="block")
+    if blocks.is_never_called(layer_to_call):  # PopTorch takes it, and begins no block
+        problem = "BeginBlock has no effect on a %s, which has no forward: give it a layer"
+        logger.warning(problem, type(layer_to_call).__name__)
+        return layer_to_call
     return blocks.BeginBlock(layer_to_call, user_id, ipu_id)
 
 

@@ -72,6 +72,31 @@ def test_layer_begins_a_block_each_time_it_is_called_and_never_ends_it():
     assert markers(lambda x: layer(layer(x))) == [("a", 1), ("a", 1)]
 
 
+@pytest.mark.parametrize(
+    "container", [nn.ModuleList([nn.Linear(2, 2)]), nn.ModuleDict({"a": nn.Linear(2, 2)})]
+)
+def test_container_that_nothing_calls_is_refused_and_poptorch_warns(container, capsys):
+    with pytest.raises(IpuError, match=r"has no forward\n  try:  .*BeginBlock\(layers\[0\]"):
+        BeginBlock(container, ipu_id=1)
+    assert poptorch.BeginBlock(container, ipu_id=1) is container
+    assert "no effect on a Module" in capsys.readouterr().err
+    assert not container._forward_pre_hooks
+
+
+@pytest.mark.parametrize("layer", ["a", torch.relu, nn.Parameter(torch.ones(1))])
+def test_block_that_begins_at_no_module_is_refused(layer):
+    with pytest.raises(IpuError, match=f"not the {type(layer).__name__} "):
+        BeginBlock(layer)
+
+
+@OUTSIDE
+def test_layer_whose_forward_is_its_own_attribute_begins_a_block():
+    layer = nn.Module()
+    layer.forward = lambda x: x + 1
+    BeginBlock(layer, "a", 1)
+    assert markers(layer) == [("a", 1)]
+
+
 @OUTSIDE
 def test_layer_without_an_id_keeps_one_of_its_own():
     one, two = BeginBlock(nn.Linear(2, 2)), BeginBlock(nn.Linear(2, 2))

@@ -6,6 +6,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
@@ -101,7 +102,11 @@ class Arguments:
 
 
 def read_arguments(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-    """Flatten a call's arguments and name each leaf after the parameter that receives it."""
+    """Flatten a call's arguments and name each leaf after the parameter that receives it.
+
+    Raises:
+        InputError: a leaf is an array of numpy, whose values would stay those of the first call.
+    """
     names = _positional_names(model, len(args))
     paths, spec = flatten_with_path((tuple(args), dict(kwargs)))
     leaf_names = []
@@ -109,6 +114,12 @@ def read_arguments(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any])
         group, key = (getattr(entry, "idx", None) for entry in path[:2])
         first = names[key] if group == 0 and key is not None else str(path[1].key)  # type: ignore[attr-defined]
         leaf_names.append(first + key_text(path[2:]))
+    for name, (_, leaf) in zip(leaf_names, paths, strict=True):
+        if isinstance(leaf, np.ndarray):
+            raise InputError(
+                f"argument {name} is an array of numpy, of type {leaf.dtype}",
+                hint=f"pass a tensor: torch.from_numpy({name})",
+            )
     return Arguments(tuple(leaf for _, leaf in paths), spec, tuple(leaf_names))
 
 

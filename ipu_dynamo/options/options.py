@@ -327,6 +327,11 @@ class Options:
         self._check_anchors()
         self._check_devices()
         self._check_mesh()
+        if self.return_period != 1 and self.output_mode != "every":
+            raise OptionError(
+                f"option return_period is {self.return_period}, and output_mode is "
+                f"{self.output_mode!r}; a period is for output_mode='every'"
+            )
         if self.output_mode == "every" and self.device_iterations % self.return_period:
             raise OptionError(
                 f"option return_period is {self.return_period}; it must be a factor of the "

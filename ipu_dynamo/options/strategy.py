@@ -4,7 +4,13 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ipu_dynamo.errors import OptionError
-from ipu_dynamo.options.checks import check_choice, check_choices, check_count, check_ipu_id
+from ipu_dynamo.options.checks import (
+    check_choice,
+    check_choices,
+    check_count,
+    check_ipu_id,
+    described,
+)
 from ipu_dynamo.options.schedule_order import is_order, read_order, write_order
 
 StrategyKind = Literal["pipelined", "sharded", "serial_phased", "parallel_phased"]
@@ -34,6 +40,11 @@ class StageSpec:
     ipu: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.blocks, tuple) or not all(isinstance(b, str) for b in self.blocks):
+            raise OptionError(
+                f"StageSpec takes a tuple of names of blocks, such as ('encoder',), not "
+                f"{described(self.blocks)}"
+            )
         check_ipu_id(self.ipu)
 
 
@@ -101,6 +112,12 @@ class Strategy:
             read_order(self.schedule)
         else:
             check_choice("schedule", self.schedule, get_args(Schedule), "strategy")
+        for name, stages in (("stages", self.stages), *(("phases", p) for p in self.phases)):
+            if not isinstance(stages, tuple) or not all(isinstance(s, StageSpec) for s in stages):
+                raise OptionError(
+                    f"strategy {name} has {stages!r}; each of its stages is a StageSpec, and they "
+                    "are in a tuple: (StageSpec(('encoder',)),)"
+                )
         if self.phased != bool(self.phases) or (self.phased and self.stages):
             raise OptionError(
                 f"a strategy of kind {self.kind} has {len(self.phases)} phases and "

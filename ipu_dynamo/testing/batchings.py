@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from ipu_dynamo.options import Engine, Location, Locations, Options, Strategy
+from ipu_dynamo.options import Engine, Location, Locations, Options, OutputMode, Strategy
 from ipu_dynamo.testing.placements import BlockPlacement
 
 
@@ -53,6 +53,8 @@ def options_for(
     periods = [n for n in range(1, device_iterations + 1) if device_iterations % n == 0]
     sizes = [n for n in range(1, replicas + 1) if replicas % n == 0]
     strategies = ["post"] if exact else ["post", "running", "post_and_loss"]
+    modes: list[OutputMode] = ["default", "all", "every", "final", "sum"]
+    output_mode = draw(st.sampled_from(modes))
     return Options(
         engine=engine,
         device_iterations=device_iterations,
@@ -60,8 +62,8 @@ def options_for(
         replicas=replicas,
         input_group_size=draw(st.sampled_from(sizes)),
         input_groups_orthogonal=draw(st.booleans()),
-        output_mode=draw(st.sampled_from(["default", "all", "every", "final", "sum"])),
-        return_period=draw(st.sampled_from(periods)),
+        output_mode=output_mode,
+        return_period=draw(st.sampled_from(periods)) if output_mode == "every" else 1,
         reduction=draw(st.sampled_from(reductions)),
         mean_strategy=draw(st.sampled_from(strategies)),
         strategy=placement.strategy if placement else Strategy(),

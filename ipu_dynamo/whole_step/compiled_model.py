@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from ipu_dynamo.capture.private.tracing import unrecorded
 from ipu_dynamo.capture.swap import Model
 from ipu_dynamo.capture.trace import Arguments, read_arguments
-from ipu_dynamo.errors import InputError, skipping_sources
+from ipu_dynamo.errors import InputError, IpuError, skipping_sources
 from ipu_dynamo.inspection.inspection import Inspection
 from ipu_dynamo.inspection.program_entry import HostEntry, ProgramEntry, tasks_of
 from ipu_dynamo.noted_warnings import noting
@@ -415,6 +415,18 @@ class CompiledModel(CompiledMembers, StepSettings, WeightExchange):
                     f"{name} lies in other memory than when the program was compiled",
                     hint="change it in place (copy_, load_state_dict), or compile again",
                 )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse to be pickled or copied: threads and compiled code belong to this process.
+
+        Raises:
+            IpuError: always.
+        """
+        raise IpuError(
+            "a compiled model cannot be pickled or copied\n"
+            "  try:  ipu_dynamo.save(step, path) for another process, ipu_dynamo.save_checkpoint "
+            "to continue a training; or compile a copy of the model"
+        )
 
     def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
         return read_arguments(self.model, args, kwargs)

@@ -278,9 +278,17 @@ def _process_sampler(
 
 
 def _warn_of_short_item(samples: Any, item_size: int | None, drop_last: bool) -> None:
-    if drop_last or item_size is None or not hasattr(samples, "__len__"):
+    if item_size is None or not hasattr(samples, "__len__"):
         return
-    if rest := len(samples) % item_size:
+    if drop_last:
+        if 0 < len(samples) < item_size:
+            logger.warning(
+                "the loader has no item: there are %d samples, and a call takes %d (batch size x "
+                "device iterations x input groups x accumulation steps); make one of these smaller",
+                len(samples),
+                item_size,
+            )
+    elif rest := len(samples) % item_size:
         logger.warning(
             "drop_last=False: the last item of an epoch has %d of %d samples, which a compiled "
             "model does not take",

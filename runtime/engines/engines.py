@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from ipu_dynamo.errors import IpuError
+from ipu_dynamo.errors import IpuError, OptionError
 from ipu_dynamo.ops.private.native import cpp_compiler_names, find_compiler, onednn_pack
 from ipu_dynamo.profiling import recording
 from ipu_dynamo.program.recipe import CutFunction, FunctionRecipe, PrepackedWeight
 from ipu_dynamo.progress import begin
-from ipu_dynamo.runtime.engines.check.checks import Checks
+from ipu_dynamo.runtime.engines.check.checks import Checks, choose_check
 from ipu_dynamo.runtime.engines.eager_code import eager_code
 from ipu_dynamo.runtime.engines.layouts import laid_out, layouts_of, views_of
 from ipu_dynamo.runtime.engines.pending_code import PendingCode, begin_compiling
@@ -249,6 +249,7 @@ def make_engine(name: str, check: str = "auto") -> Engine:
     `eager`), else Inductor if there is a C++ compiler, else eager.
     """
     chosen, _ = choose_engine(name)
+    check = choose_check(check)  # a wrong value is an error also where nothing is compiled
     return InductorEngine(check) if chosen == "inductor" else EagerEngine()
 
 
@@ -262,7 +263,7 @@ def choose_engine(name: str) -> tuple[Literal["inductor", "eager"], str]:
     if name == "auto":
         name = os.environ.get(ENGINE) or "auto"
         if name not in _ENGINES:
-            raise IpuError(f"{ENGINE} is {name!r}: choose one of {', '.join(_ENGINES)}")
+            raise OptionError(f"{ENGINE} is {name!r}: choose one of {', '.join(_ENGINES)}")
         reason = f"{ENGINE} names it"
     if name == "eager":
         return "eager", reason

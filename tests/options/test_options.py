@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from ipu_dynamo import IpuError, Options, Strategy
+from ipu_dynamo import IpuError, Options, StageSpec, Strategy
 from ipu_dynamo.options import OptionError
 
 
@@ -70,7 +70,31 @@ def test_return_period_is_a_factor_of_the_device_iterations(period):
     ):
         Options(device_iterations=4, output_mode="every", return_period=period)
     assert Options(device_iterations=4, output_mode="every", return_period=2).return_period == 2
-    assert Options(device_iterations=4, return_period=period).return_period == period
+
+
+@pytest.mark.parametrize("mode", ["default", "all", "final", "sum"])
+def test_return_period_without_every_is_refused(mode):
+    with pytest.raises(OptionError, match=f"return_period is 2, and output_mode is '{mode}'; a pe"):
+        Options(device_iterations=4, output_mode=mode, return_period=2)
+
+
+@pytest.mark.parametrize("blocks", ["encoder", ["encoder"], (1,)])
+def test_stage_has_a_tuple_of_names_of_blocks(blocks):
+    with pytest.raises(OptionError, match=r"a tuple of names of blocks, such as \('encoder',\)"):
+        StageSpec(blocks)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stages": ("a", "b")}, r"strategy stages has \('a', 'b'\); each of its stages is a St"),
+        ({"stages": [StageSpec(("a",))]}, "strategy stages has .*in a tuple"),
+        ({"kind": "serial_phased", "phases": (("a",),)}, r"strategy phases has \('a',\); each"),
+    ],
+)
+def test_strategy_of_other_types_is_refused(settings, message):
+    with pytest.raises(OptionError, match=message):
+        Strategy(**settings)
 
 
 def test_default_output_mode_is_all_for_inference_and_final_for_training():

@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import pickle
 
 import pytest
 import torch
@@ -185,8 +186,16 @@ def test_model_without_a_loss_is_refused():
     model = nn.Linear(4, 2)
     model.forward = lambda x, y: x + y.sum()
     step = compiling(model)
-    with pytest.raises(CompileError, match="Couldn't find a loss"):
+    message = r"Couldn't find a loss in graph!\n  try:  .*identity_loss\(value, \"mean\"\)"
+    with pytest.raises(CompileError, match=message):
         step(*batch())
+
+
+@pytest.mark.parametrize("copy_of", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_compiled_model_is_not_pickled_or_copied(copy_of):
+    run = compile_inference(nn.Linear(2, 2), EAGER)
+    with pytest.raises(IpuError, match=r"cannot be pickled or copied\n  try:  ipu_dynamo.save\("):
+        copy_of(run)
 
 
 def test_loss_scale_changes_no_number_but_rounding():

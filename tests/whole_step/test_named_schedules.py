@@ -247,7 +247,9 @@ def test_refuses_an_order_that_cannot_run(text, problem):
 
 def test_refuses_an_order_of_another_model():
     text = order_text("1f1b", [0, 1], 4)
-    with pytest.raises(CompileError, match="the schedule is of 4 micro-batches, got 5"):
+    with pytest.raises(
+        CompileError, match="the schedule is of 4 micro-batches, and gradient_accumulation is 5"
+    ):
         trained([0, 1], named(text), 5)
     with pytest.raises(CompileError, match="stages on IPUs 0, 1, and the model on 0, 1, 2"):
         trained([0, 1, 2], named(text), 4)

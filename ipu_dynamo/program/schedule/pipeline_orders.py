@@ -88,8 +88,11 @@ def _misfit_of_order(
         problem = f"the schedule has stages on IPUs {_listed([*places.values()])}, and the model"
         return f"{problem} on {_listed(ipus)}", "give each block the IPU of its stage"
     if count != micro_batches:
-        problem = f"the schedule is of {count} micro-batches, got {micro_batches}"
-        return problem, f"set gradient_accumulation to {count}"
+        problem = (
+            f"the schedule is of {count} micro-batches, and gradient_accumulation is "
+            f"{micro_batches}"
+        )
+        return problem, f"set it to {count}, or write an order of {micro_batches}"
     return None
 
 

@@ -65,7 +65,9 @@ class ExpectedArguments:
             expected = torch.Tensor if dtype is not None else type(value)
             raise InputError(
                 f"Type mismatch for {name}: expected {expected} but got {type(new)}",
-                hint="compile again for this call",
+                hint="pass a tensor, as torch.as_tensor(value), or compile again for this call"
+                if dtype is not None
+                else "compile again for this call",
             )
         if isinstance(new, Tensor):
             raise InputError(

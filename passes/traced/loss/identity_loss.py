@@ -88,8 +88,9 @@ class IdentityLoss(Pass):
         if not final:
             raise CompileError(
                 "Couldn't find a loss in graph!",
-                hint="compute the loss in forward and return it: a torch loss, or identity_loss of "
-                "the value; a call then does backward() and the optimizer's step(), too",
+                hint="compute the loss in forward and return it: a torch loss, or "
+                'identity_loss(value, "mean"); a call then does backward() and the optimizer\'s '
+                "step(), too",
                 id="loss",
             )
         if len(final) > 1:

@@ -26,6 +26,18 @@ _JUDGING = ("classes", "judge", "limits", "roundings", "runs")  # the files that
 _known: dict[str, str] = {}  # outcomes in this process, by key
 
 
+def choose_check(check: str) -> str:
+    """Return `check`; for `auto` the choice of the environment, else `first`.
+
+    Raises:
+        OptionError: the environment has none of the choices.
+    """
+    if check == "auto":
+        check = os.environ.get(CHECK) or "first"
+        check_choice(CHECK, check, CHOICES)
+    return check
+
+
 class Checks:
     """The checks of the functions that an engine compiles.
 
@@ -38,10 +50,7 @@ class Checks:
     """
 
     def __init__(self, check: str = "auto") -> None:
-        if check == "auto":
-            check = os.environ.get(CHECK) or "first"
-            check_choice(CHECK, check, CHOICES)
-        self.check = check
+        self.check = choose_check(check)
         self.stages: list[CheckedStage] = []
         self._other: list[Decision] = []
         self.reports: dict[str, str] = {}

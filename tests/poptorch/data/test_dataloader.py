@@ -234,6 +234,15 @@ def test_a_stream_is_cut_into_items():
         len(poptorch.DataLoader(options, Stream(5)))
 
 
+@pytest.mark.parametrize(("samples", "warned"), [(0, False), (7, True), (8, False)])
+def test_data_for_less_than_one_call_are_announced(capsys, samples, warned):
+    options = poptorch.Options().deviceIterations(2)
+    loader = poptorch.DataLoader(options, torch.arange(samples), batch_size=4)
+    assert len(loader) == samples // 8
+    said = "no item: there are 7 samples, and a call takes 8" in capsys.readouterr().err
+    assert said == warned
+
+
 @pytest.mark.parametrize(("workers", "init", "warned"), [(1, 0, 0), (2, 0, 1), (2, 1, 0)])
 def test_workers_that_all_load_everything_are_announced(capsys, workers, init, warned):
     arguments = {"worker_init_fn": print} if init else {}

@@ -12,6 +12,8 @@ from torch import fx, nn
 import ipu_dynamo.ops.private.native as native
 import ipu_dynamo.runtime.engines.engines as engines
 from ipu_dynamo import IpuError, Options, compile_inference, compile_training
+from ipu_dynamo.errors import OptionError
+from ipu_dynamo.runtime.engines.check.checks import CHECK
 from ipu_dynamo.runtime.engines.engines import ENGINE, EagerEngine, make_engine
 from ipu_dynamo.runtime.engines.layouts import laid_out, views_of
 from ipu_dynamo.testing import assert_close, assert_same_bits
@@ -67,6 +69,10 @@ def test_environment_chooses_what_auto_stands_for(monkeypatch):
     assert compile_inference(lambda x: x + 1)(torch.ones(1)) == 2
     monkeypatch.setenv(ENGINE, "fast")
     with pytest.raises(IpuError, match="IPU_DYNAMO_ENGINE is 'fast': choose one of auto, inductor"):
+        make_engine("auto")
+    monkeypatch.setenv(ENGINE, "eager")
+    monkeypatch.setenv(CHECK, "always")
+    with pytest.raises(OptionError, match="IPU_DYNAMO_CHECK_COMPILED is 'always'; choose one of f"):
         make_engine("auto")
 
 

@@ -1,5 +1,6 @@
 """Check which later calls fit a compiled program, and what is said of those that do not."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,19 @@ def test_order_of_keyword_arguments_does_not_matter():
 def first_call(**changed):
     arguments = {"x": torch.ones(4, 2), "pair": [torch.ones(4), None], "k": 1} | changed
     return arguments
+
+
+def test_array_of_numpy_is_refused_as_its_values_would_stay():
+    run = compile_inference(lambda x, pair: torch.as_tensor(x) + pair[0], EAGER)
+    array = np.ones(3)
+    message = r"argument pair\[0\] is an array of numpy, of type float64\n  try:  .*from_numpy\(pa"
+    with pytest.raises(InputError, match=message):
+        run(torch.ones(3), [array])
+    assert run(torch.ones(3), [torch.from_numpy(array)]).tolist() == [2, 2, 2]
+    with pytest.raises(
+        InputError, match=r"Type mismatch for x.*\n  try:  pass a tensor, as torch.as"
+    ):
+        run(array, [torch.ones(3)])
 
 
 DIFFERENT = {
