@@ -13,7 +13,7 @@ import pytest
 
 from ipu_dynamo.keras import IPUStrategy
 from ipu_dynamo.keras.attach.model_state import state_of
-from ipu_dynamo.keras.extensions import is_extended, plain_class
+from ipu_dynamo.keras.extensions import Extension, plain_class
 from ipu_dynamo.keras.private.keras_graphs import seed_variables
 from ipu_dynamo.keras.stages.stage_plan import stage_plan
 from tests.keras.stages.keras_graphs import D, Subclass, branches, fill, names, nesting
@@ -106,7 +106,7 @@ def all_stages(assignment):
 def test_everything_comes_back(name, way, tmp_path):
     model = with_options(name)
     loaded = way(model, tmp_path)
-    assert is_extended(loaded)
+    assert isinstance(loaded, Extension)
     assert state_of(loaded).settings == state_of(model).settings
     before, after = (m.get_pipeline_stage_assignment() for m in (model, loaded))
     assert all_stages(after) == all_stages(before)
@@ -184,7 +184,7 @@ def test_without_a_scope_a_file_is_a_plain_model(tmp_path):
     thread = threading.Thread(target=load)
     thread.start()
     thread.join()
-    assert not is_extended(loaded[0])
+    assert not isinstance(loaded[0], Extension)
 
 
 def test_calls_in_other_graphs_are_not_counted(tmp_path):
