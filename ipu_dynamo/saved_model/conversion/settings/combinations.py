@@ -23,8 +23,8 @@ def check_combinations(options: ConversionOptions) -> None:
         raise ValueError(f"{needing} with no_ipu_placement: no node is placed on an IPU")
     if options.manual_sharding and len(options.manual_sharding) != options.num_ipus:
         raise ValueError(
-            f"manual_sharding has {len(options.manual_sharding)} lists and num_ipus is "
-            f"{options.num_ipus}: they should be equal"
+            f"manual_sharding has {len(options.manual_sharding)} lists, one for each IPU, and "
+            f"num_ipus is {options.num_ipus}: set num_ipus to {len(options.manual_sharding)}"
         )
     if options.manual_sharding and options.pipeline_cfg is not None:
         warnings.warn(
