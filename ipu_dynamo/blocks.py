@@ -139,9 +139,11 @@ def BeginBlock(  # noqa: N802 (PopTorch's name)
     """
     check_ipu_id(ipu_id)
     if not isinstance(layer, nn.Module):
+        of = f" {layer!r}" if isinstance(layer, str) else ""
         raise IpuError(
-            f"BeginBlock takes a torch.nn.Module, not the {type(layer).__name__} {layer!r}\n"
-            '  try:  BlockFunction("name") for a function, `with Block("name"):` for operators',
+            f"BeginBlock takes a torch.nn.Module, not the {type(layer).__name__}{of}\n"
+            '  try:  the module itself, BlockFunction("name") for a function, or '
+            '`with Block("name"):` for operators',
             id="block",
         )
     if is_never_called(layer):

@@ -118,7 +118,8 @@ def read_arguments(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any])
         if isinstance(leaf, np.ndarray):
             raise InputError(
                 f"argument {name} is an array of numpy, of type {leaf.dtype}",
-                hint=f"pass a tensor: torch.from_numpy({name})",
+                hint=f"pass a tensor: torch.from_numpy({name}), and its .float() to a model in "
+                "float32",
             )
     return Arguments(tuple(leaf for _, leaf in paths), spec, tuple(leaf_names))
 

@@ -4,6 +4,7 @@ Source: PopTorch user guide, "Annotation tools" and "Parallel execution strategi
 """
 
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import NamedTuple
 
 from torch import fx
@@ -60,10 +61,12 @@ class BlockStages:
                 if name in stage.blocks:
                     return number
             known = [block for stage in self.strategy.stages for block in stage.blocks]
+            near = get_close_matches(name, known, 1)
             raise BlockError(
                 f"Unknown Block '{name}' list of expected Blocks: {known}",
                 node=marker,
-                hint="name the block in one of the strategy's stages",
+                hint=f"name the block {name!r} in one of the strategy's stages"
+                + (f", where {near[0]!r} may be meant for it" if near else ""),
             )
         if name not in self.numbers:
             if self.strategy.auto_stage == "auto_increment":

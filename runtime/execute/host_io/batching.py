@@ -152,8 +152,8 @@ def micro_batch_size(name: str, shape: Sequence[int], splits: int) -> int:
         raise InputError(
             f"the {rows} rows of input {name}, of shape {list(shape)}, do not divide into "
             f"{splits} micro-batches",
-            hint="rows must be a multiple of device iterations x gradient accumulation x input "
-            "groups",
+            hint=f"rows must be a multiple of {splits}: device iterations x gradient accumulation "
+            "x input groups",
         )
     return rows // splits
 

@@ -22,9 +22,10 @@ def check_combinations(options: ConversionOptions) -> None:
     if options.no_ipu_placement and (needing := needs_ipu(options)):
         raise ValueError(f"{needing} with no_ipu_placement: no node is placed on an IPU")
     if options.manual_sharding and len(options.manual_sharding) != options.num_ipus:
+        lists = len(options.manual_sharding)
         raise ValueError(
-            f"manual_sharding has {len(options.manual_sharding)} lists, one for each IPU, and "
-            f"num_ipus is {options.num_ipus}: set num_ipus to {len(options.manual_sharding)}"
+            f"manual_sharding has {lists} lists and num_ipus is {options.num_ipus}: they should be "
+            f"equal, so set num_ipus to {lists}"
         )
     if options.manual_sharding and options.pipeline_cfg is not None:
         warnings.warn(

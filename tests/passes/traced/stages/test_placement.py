@@ -207,6 +207,9 @@ def test_unknown_block_is_refused_with_the_known_ones():
         BlockError, match=r"Unknown Block 'c' list of expected Blocks: \['a', 'b'\]"
     ):
         place(chain(("c", 0)), strategy)
+    strategy = Strategy("pipelined", stages=(StageSpec(("encodr",)),))
+    with pytest.raises(BlockError, match="'encoder' in .*, where 'encodr' may be meant"):
+        place(chain(("encoder", 0)), strategy)
 
 
 def test_same_as_ipu_needs_an_ipu():
