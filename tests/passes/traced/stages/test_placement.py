@@ -208,7 +208,7 @@ def test_unknown_block_is_refused_with_the_known_ones():
     ):
         place(chain(("c", 0)), strategy)
     strategy = Strategy("pipelined", stages=(StageSpec(("encodr",)),))
-    with pytest.raises(BlockError, match="'encoder' in .*, where 'encodr' may be meant"):
+    with pytest.raises(BlockError, match=r"'encoder' in .*, where 'encodr' may be meant"):
         place(chain(("encoder", 0)), strategy)
 
 
