@@ -92,7 +92,7 @@ def bind(parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any])
             positional += parameter.kind in _POSITIONAL
             if rest and parameter.kind in _POSITIONAL:
                 if name in named:
-                    raise AssertionError(f"Parameter {name} was passed more than once")
+                    raise AssertionError(f"The parameter {name} is passed more than once")
                 values[name] = rest.pop(0)
             elif name in named:
                 values[name] = named.pop(name)
@@ -102,14 +102,10 @@ def bind(parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any])
                 raise createPoptorchError(f"Mandatory parameter {name} missing", id="input")
     if rest:
         known = ", ".join(parameters)
-        raise AssertionError(
-            f"Too many arguments provided: expected {known} ({len(parameters)}) but got {len(args)}"
-        )
+        raise AssertionError(f"Too many arguments provided: {len(args)} for {known}")
     if named:
         known = ", ".join(parameters)
-        raise AssertionError(
-            f"{', '.join(named)} is not a valid parameter. Allowed values are {known}"
-        )
+        raise AssertionError(f"Unknown arguments: {', '.join(named)} (known: {known})")
     return CallArguments(values, positional, tuple(by_position))
 
 

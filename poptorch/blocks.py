@@ -113,7 +113,7 @@ def BeginBlock(
     if not isinstance(layer_to_call, nn.Module):
         if not callable(layer_to_call):
             raise createPoptorchError(
-                f"module is not an instance of torch.nn.Module or function: {layer_to_call!r}",
+                f"BeginBlock takes a torch.nn.Module or a callable, got {layer_to_call!r}",
                 id="block",
             )
         return LegacyBeginBlockFn(layer_to_call, user_id, ipu_id)

@@ -49,9 +49,7 @@ def core_errors(context: str, options: Options) -> Iterator[None]:
             problem = "OneHot num classes must be specified and must be constant."
             raise Error(f"{problem}\n{error}", id=error.id) from error
         except IpuError as error:
-            if operator := shape_of_values(error.__cause__):
-                if operator in _SHAPES:
-                    raise Error(f"{_SHAPES[operator]}\n{error}", id=error.id) from error
+            if shape_of_values(error.__cause__):
                 raise  # wrapped, in its own words
             if isinstance(error.__cause__, DATA_DEPENDENT):
                 raise Error(
@@ -62,12 +60,6 @@ def core_errors(context: str, options: Options) -> Iterator[None]:
                 ) from error
             raise
 
-
-_SHAPES = {
-    "aten.nonzero": "Operations using aten::nonzero are unsupported because the output shape is "
-    "determined by the tensor values. The IPU cannot support dynamic output shapes.",
-    "bincount": "Bincount `minlength` must be specified and must be a constant.",
-}
 
 _OVERLAP: dict[OverlapRule, str] = {
     "only reader": "poptorch.set_overlap_for_input must be the only op applied to an input. This "

@@ -28,7 +28,7 @@ def ctc_beam_search_decoder(
     for name, tensor in (("probs", probs), ("lengths", lengths)):
         if not isinstance(tensor, Tensor):
             raise createPoptorchError(
-                f"ctc_beam_search_decoder: {name} must be a torch.tensor argument, got {tensor!r}",
+                f"ctc_beam_search_decoder: {name} must be a torch.tensor, got {tensor!r}",
                 id="operator",
             )
     if probs.dim() != 3:

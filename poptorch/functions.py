@@ -113,5 +113,5 @@ def importPoptorchMetadataFromFile(filename: str) -> bytes:
 def _model_of(model: Any) -> Any:
     module = model._made_from if isinstance(model, PoplarExecutor) else plain_module(model)
     if not callable(module):
-        raise TypeError(f"Expected a torch.nn.Module or a callable, got {type(module).__name__}")
+        raise TypeError(f"a model is a torch.nn.Module or a callable, got {type(module).__name__}")
     return module

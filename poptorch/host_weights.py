@@ -9,7 +9,6 @@ from torch import Tensor
 from ipu_dynamo.ops.private.locks import nested_lock
 from ipu_dynamo.ops.private.native import DisableTorchFunctionSubclass
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
-from poptorch._logging import logger
 
 _host_lock = nested_lock()
 
@@ -94,7 +93,6 @@ class HostWeights:
 
     def read_weights(self, names: Collection[str]) -> None:
         """Copy weights to the host's tensors."""
-        logger.info("Writing weights from IPU to host.")
         tensors = self._core.weights()
         fetched = {id(tensors[name]) for name in names}
         with (
@@ -106,7 +104,6 @@ class HostWeights:
 
     def write_weights(self, names: Collection[str]) -> None:
         """Copy weights to the program."""
-        logger.info("Writing weights from host to IPU memory.")
         with host_lock(), DisableTorchFunctionSubclass(), self._slices.one_for_each_group():
             self._core.write_weights(names)
 

@@ -45,7 +45,7 @@ def ipu_print_tensor(
     """
     if not isinstance(cast(Any, tensor), Tensor):
         raise createPoptorchError(
-            f"ipu print tensor must take a torch.tensor argument, got {tensor!r}", id="operator"
+            f"ipu_print_tensor takes a torch.tensor, got {tensor!r}", id="operator"
         )
     if float_format not in FLOAT_FORMATS:
         raise KeyError(f"{float_format}: choose one of {', '.join(FLOAT_FORMATS)}")

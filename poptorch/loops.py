@@ -31,7 +31,7 @@ def for_loop(count: int, body: Body, inputs: list[Tensor]) -> list[Tensor]:
         ValueError: `inputs` is no list of tensors.
         poptorch.Error: the model is compiled for training, or the body returns other tensors.
     """
-    _check_inputs("for_loop", "input tensors (inputs)", inputs)
+    _check_inputs("for_loop", inputs)
     require(
         isinstance(count, int) and not isinstance(count, bool) and count >= 0,
         f"count must be a number of iterations, got {count!r}",
@@ -65,23 +65,22 @@ def cond(
         ValueError: `then_inps` or `else_inps` is no list, or has something else than tensors.
         poptorch.Error: the model is compiled for training, or the functions do not fit.
     """
-    for inputs in (then_inps, else_inps):
-        _check_inputs("cond", "then_inps and else_inps tensors", inputs)
+    _check_inputs("cond", then_inps)
+    _check_inputs("cond", else_inps)
     _refuse_training("cond")
     return ipu_dynamo.cond(condition, then_body, then_inps, else_body, else_inps)
 
 
-def _check_inputs(name: str, arguments: str, inputs: Any) -> None:
+def _check_inputs(name: str, inputs: Any) -> None:
     if not isinstance(inputs, list):
         raise ValueError(
-            f"poptorch.{name} expects {arguments} to be a list of tensors. (Object is not list) "
-            f"It is {inputs!r}"
+            f"poptorch.{name} takes a list of tensors, got {inputs!r} (Object is not list)"
         )
     for index, value in enumerate(inputs):
         if not isinstance(value, Tensor):
             raise ValueError(
-                f"poptorch.{name} expects {arguments} to be a list of tensors. "
-                f"(Object contained in list at index {index} is not torch.tensor) It is {value!r}"
+                f"poptorch.{name} takes a list of tensors, got {value!r} "
+                f"(Object contained in list at index {index} is not torch.tensor)"
             )
 
 

@@ -102,9 +102,7 @@ def nop(tensor: Tensor) -> Tensor:
         poptorch.Error: it is no tensor.
     """
     if not isinstance(tensor, Tensor):
-        raise createPoptorchError(
-            f"nop must take a torch.tensor argument, got {tensor!r}", id="operator"
-        )
+        raise createPoptorchError(f"nop takes a torch.tensor, got {tensor!r}", id="operator")
     return tensor.clone()
 
 
@@ -123,8 +121,7 @@ def set_available_memory(tensor: Tensor, available_memory_proportion: float) -> 
     """
     if not isinstance(tensor, Tensor):
         raise createPoptorchError(
-            f"You may only set available memory for torch.tensor values, got {tensor!r}",
-            id="operator",
+            f"set_available_memory takes a torch.tensor, got {tensor!r}", id="operator"
         )
     if not 0 <= available_memory_proportion <= 1:
         raise ValueError(

@@ -45,7 +45,6 @@ class StateOnDevice:
         """Copies of everything in host memory, by name, after the step that may be running."""
 
         def read() -> dict[str, Any]:
-            logger.info("Writing optimiser state tensors from IPU to host.")
             self._core.bring_states()
             now = self.states_now()
             tensors = {name: value.to("cpu", copy=True) for name, value in now.items()}
@@ -55,7 +54,6 @@ class StateOnDevice:
 
     def write(self, state: Mapping[str, Tensor]) -> None:
         """Overwrite the device's state; missing tensors keep their values, with a warning."""
-        logger.info("Writing optimiser state tensors from host to IPU memory.")
         missing = [name for name in self.states_now() if name not in state]
         if missing:
             logger.warning("The optimizer's state lacks %s: kept as it is", ", ".join(missing))

@@ -27,24 +27,16 @@ def fps(src: Tensor, ptr: Sequence[int], ratio: float = 0.5, random_start: bool 
         poptorch.Error: arguments of other types, or ranges that are not in `src`.
     """
     if not isinstance(src, Tensor):
+        raise createPoptorchError(f"fps: src must be a torch.tensor, got {src!r}", id="operator")
+    if not isinstance(ptr, list | tuple) or len(ptr) < 2 or not _integers(ptr):
         raise createPoptorchError(
-            f"`fps` must take a torch.tensor input, got {src!r}", id="operator"
-        )
-    if not isinstance(ptr, list | tuple) or not _integers(ptr):
-        raise createPoptorchError(
-            f"fps: `ptr` must be a list of integers. It is {ptr!r}", id="operator"
-        )
-    if len(ptr) < 2:
-        raise createPoptorchError(
-            f"fps: `ptr` must have at least 2 elements, got {ptr!r}", id="operator"
+            f"fps: ptr must be a list of at least two integers, got {ptr!r}", id="operator"
         )
     if not isinstance(ratio, float):
-        raise createPoptorchError(
-            f"fps: `ratio` must be of float type, got {ratio!r}", id="operator"
-        )
+        raise createPoptorchError(f"fps: ratio must be a float, got {ratio!r}", id="operator")
     if not isinstance(random_start, bool):
         raise createPoptorchError(
-            f"fps: `random_start` must be of bool type, got {random_start!r}", id="operator"
+            f"fps: random_start must be a bool, got {random_start!r}", id="operator"
         )
     try:
         return farthest_points(src, ptr, ratio, random_start=random_start)
@@ -67,7 +59,7 @@ def nearest(x: Tensor, y: Tensor, batch_x: Batch = None, batch_y: Batch = None) 
     for name, tensor in (("x", x), ("y", y)):
         if not isinstance(tensor, Tensor):
             raise createPoptorchError(
-                f"`nearest` must take a torch.tensor `{name}` input, got {tensor!r}", id="operator"
+                f"nearest: {name} must be a torch.tensor, got {tensor!r}", id="operator"
             )
     return nearest_points(x, y, _batch("batch_x", batch_x, x), _batch("batch_y", batch_y, y))
 

@@ -24,12 +24,13 @@ def dynamic_slice(tensor: Tensor, dim: int, start: Tensor | int, size: int, step
     Raises:
         poptorch.Error: arguments of other types, or a size or step that cannot be.
     """
-    _check_tensor("dynamic_slice must take a torch.tensor input", tensor)
-    _check_window("dynamic_slice", tensor, dim, start, size)
+    _check(dim, start, size, {"tensor": tensor})
     if not isinstance(step, int):
         raise createPoptorchError("Step must be an integer.", id="operator")
     if step < 1:
-        raise createPoptorchError(f"Slicing step must be at least 1, got {step}.", id="operator")
+        raise createPoptorchError(
+            f"The step of a slice must be at least 1, got {step}.", id="operator"
+        )
     length = tensor.shape[dim]
     if not isRunningOnIpu():
         first = int(start)
@@ -58,18 +59,11 @@ def dynamic_update(input: Tensor, src: Tensor, dim: int, start: Tensor | int, si
     Raises:
         poptorch.Error: arguments of other types, or a size that cannot be.
     """
-    _check_tensor("dynamic_update must take a torch.tensor input", input)
-    _check_tensor("Src argument to dynamic_update must be a torch.tensor", src)
-    _check_window("dynamic_update", input, dim, start, size)
-    if src.dim() != input.dim():
+    _check(dim, start, size, {"input": input, "src": src})
+    if src.dim() != input.dim() or src.dtype != input.dtype:
         raise createPoptorchError(
-            "input and src tensors must have same dimensionality. "
-            f"({input.dim()}) vs ({src.dim()})",
-            id="operator",
-        )
-    if src.dtype != input.dtype:
-        raise createPoptorchError(
-            f"input and src tensor must have same dtype. ({input.dtype} vs {src.dtype})",
+            f"dynamic_update: src {_kind(src)} and input {_kind(input)} must have the same rank "
+            "and dtype.",
             id="operator",
         )
     if src.shape[dim] != size:
@@ -88,21 +82,20 @@ def dynamic_update(input: Tensor, src: Tensor, dim: int, start: Tensor | int, si
     return input.index_copy(dim, _window(start, size, 1, length, input.device), src)
 
 
-def _check_tensor(problem: str, value: Any) -> None:
-    if not isinstance(value, Tensor):
-        raise createPoptorchError(f"{problem}, got {value!r}", id="operator")
-
-
-def _check_window(name: str, tensor: Tensor, dim: Any, start: Any, size: Any) -> None:
-    for argument, number in (("Dimension", dim), ("Size", size)):
+def _check(dim: Any, start: Any, size: Any, tensors: dict[str, Any]) -> None:
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise createPoptorchError(
+                f"{name} must be a torch.tensor, got {tensor!r}", id="operator"
+            )
+    for name, number in (("Dimension", dim), ("Size", size)):
         if not isinstance(number, int):
-            raise createPoptorchError(f"{argument} must be an integer.", id="operator")
-    if isRunningOnIpu():
-        _check_tensor(f"Slice start argument to {name} must be a torch.tensor", start)
+            raise createPoptorchError(f"{name} must be an integer.", id="operator")
+    if isRunningOnIpu() and not isinstance(start, Tensor):
+        raise createPoptorchError(f"start must be a torch.tensor, got {start!r}", id="operator")
     if isinstance(start, Tensor) and (start.numel() != 1 or start.is_floating_point()):
         raise createPoptorchError(
-            f"Expected integer typed start tensor with one element, got {_kind(start)}",
-            id="operator",
+            f"start must be an integer tensor with one element: {_kind(start)}", id="operator"
         )
     if size == 0:
         raise createPoptorchError("The start and end of a slice must be different.", id="operator")
@@ -111,8 +104,9 @@ def _check_window(name: str, tensor: Tensor, dim: Any, start: Any, size: Any) ->
             "Taking a slice of a tensor with the end less than the start is not supported.",
             id="operator",
         )
-    if not -tensor.dim() <= dim < tensor.dim():
-        raise createPoptorchError(f"{_kind(tensor)} has no dimension {dim}.", id="operator")
+    for tensor in tensors.values():
+        if not -tensor.dim() <= dim < tensor.dim():
+            raise createPoptorchError(f"{_kind(tensor)} has no dimension {dim}.", id="operator")
 
 
 def _window(start: Any, size: int, step: int, length: int, device: torch.device) -> Tensor:

@@ -19,7 +19,7 @@ class Stage:
     def __init__(self, *block_ids: BlockId) -> None:
         require(
             all(isinstance(block, str) for block in block_ids),
-            f"Block IDs are supposed to be strings but got {block_ids!r}",
+            f"Block ids must be strings, got {block_ids!r}",
         )
         self._blocks = block_ids
         self._ipu: int | None = None
@@ -63,7 +63,7 @@ class Phase:
         else:
             require(
                 all(isinstance(part, str) for part in arg),
-                f"All arguments must either be block IDs (strings) or Stages, got {arg!r}",
+                f"A phase is made of stages only or of block ids only, got {arg!r}",
             )
             self.stages = [as_stage(arg)]
 
@@ -83,7 +83,7 @@ class Phase:
         """
         require(
             len(ipus) == len(self.stages),
-            f"Phase contains {len(self.stages)} stages but you provided {len(ipus)} ipus",
+            f"A phase of {len(self.stages)} stages needs as many IPUs, got {len(ipus)}",
         )
         for stage, ipu in zip(self.stages, ipus, strict=True):
             stage.ipu(ipu)

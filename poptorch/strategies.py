@@ -123,7 +123,7 @@ class _PhasedExecution(ExecutionStrategy):
         """
         require(
             isinstance(phase, int) and phase >= 0,
-            f"Phases are identified by positive integers or 0, got {phase!r}",
+            f"A phase is named by a positive integer or 0, got {phase!r}",
         )
         return self.phases[phase]
 

@@ -15,7 +15,6 @@ from torch import nn
 from ipu_dynamo.capture.private.own_tensors import own_slots
 from ipu_dynamo.whole_step.compiled_model import CompiledModel
 from ipu_dynamo.whole_step.weights.dual_view import DualView, NoSync
-from poptorch._logging import logger
 from poptorch.core_errors import core_errors
 from poptorch.enums import ConnectionType
 from poptorch.errors import Error, createPoptorchError, require
@@ -117,7 +116,6 @@ class DeviceWeights:
 
         def copy() -> None:
             self._ready()
-            logger.info("Writing named buffers from host to IPU memory.")
             self._weights.modify_host(names)
             self._send()
 
@@ -132,7 +130,6 @@ class DeviceWeights:
         """
         result = self.model.load_state_dict(state_dict, strict=strict)
         if self._attached:
-            logger.debug("load_state_dict: implicit copyWeightsToDevice()")
             self.copyWeightsToDevice()
         return result
 
@@ -180,7 +177,6 @@ class DeviceWeights:
         try:
             yield
             self._attached = True
-            logger.info("Writing weights from host to IPU memory.")  # the program begins with them
         finally:
             if not self._attached:
                 _release(self._ipu_id, self)
@@ -202,7 +198,6 @@ class DeviceWeights:
             return
 
         def follow() -> None:
-            logger.debug("Implicit copyWeightsToDevice()")
             self._weights.follow(self._trainers.changed(fetched))
             self._trainers.follow(fetched)
 

@@ -113,10 +113,7 @@ class PoplarExecutor(
             kwargs: as for a call.
         """
         if self.isCompiled():
-            logger.warning(
-                "Call to compile() ignored: the executable is already compiled. Call destroy() to "
-                "compile it again"
-            )
+            logger.warning("The model is compiled already: call destroy() to compile it again")
             return
         self._follow()
 
@@ -200,10 +197,7 @@ class PoplarExecutor(
         inputs = self._expected.tensors(call)
         if not (self._warned_about_layout or all(map(Tensor.is_contiguous, inputs))):
             self._warned_about_layout = True
-            logger.warning(
-                "At least one input tensor is not contiguous: non-contiguous tensors will be "
-                "converted. They are copied at every call"
-            )
+            logger.warning("An input is not contiguous: it is copied at every call")
         self._warn_about_mode(self._core)
         self._send()
         if self._update is not None:

@@ -138,7 +138,7 @@ def read_optimizer(
     groups = tuple(_read_group(group, kind, ours) for group in optimizer.param_groups)
     require(
         len({group.values.get("centered") for group in groups}) == 1,
-        "All parameter groups must have the same value for the 'centered' attribute",
+        "All parameter groups of an RMSprop optimizer must agree on centered",
     )
     variable = ours is not None and not ours.variable_attrs.isConstant("loss_scaling")
     torch_classes = [known for known in kind.classes if not issubclass(known, Optimizer)]
@@ -179,10 +179,7 @@ def _read_group(group: Mapping[str, Any], kind: _Kind, ours: Optimizer | None) -
     values: dict[str, Any] = {}
     for name in kind.numbers:
         if name in group:
-            require(
-                _is_number(group[name]),
-                f"Expected a number for {name} but got {group[name]!r} instead",
-            )
+            require(_is_number(group[name]), f"{name} must be a number, got {group[name]!r}")
             values[name] = group[name]
     for name in kind.flags:
         values[name] = bool(group[name])

@@ -70,10 +70,7 @@ class SGD(Optimizer, torch.optim.SGD):
         if self.use_combined_accum:
             self._scale_velocity(1.0 if velocity_scaling is None else velocity_scaling)
         elif velocity_scaling is not None:
-            logger.warning(
-                "velocity_scaling value ignored when using the separate variant "
-                "(use_combined_accum=False)"
-            )
+            logger.warning("velocity_scaling is ignored without use_combined_accum=True")
 
     def _scale_velocity(self, scaling: float) -> None:
         self.defaults[_SCALING] = scaling

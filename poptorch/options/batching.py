@@ -48,13 +48,13 @@ class BatchingOptions(OptionsDict):
         replicas = self.replication_factor
         if replicas < input_group_size:
             raise ValueError(
-                f"input_group_size cannot be larger than replication_factor: {input_group_size} "
-                f"with {replicas} replicas. The replication factor has to be set first"
+                f"input_group_size {input_group_size} cannot be larger than the replication "
+                f"factor {replicas}, which has to be set first"
             )
         if replicas % input_group_size:
             raise ValueError(
-                f"input_group_size must be a factor of replication_factor: {input_group_size} "
-                f"does not divide {replicas}"
+                f"input_group_size {input_group_size} must be a factor of the replication "
+                f"factor {replicas}"
             )
         self.set(input_group_size=input_group_size, input_cgt=input_group_type)
 
@@ -83,8 +83,7 @@ class BatchingOptions(OptionsDict):
         if every:
             require(
                 isinstance(output_return_period, int) and output_return_period > 0,
-                "EveryN anchor must have output_return_period set to valid positive integer, got "
-                f"{output_return_period!r}",
+                f"EveryN needs a positive output_return_period, got {output_return_period!r}",
             )
         elif output_return_period is not None:
             logger.info("output_return_period is ignored with OutputMode.%s", output_mode.name)

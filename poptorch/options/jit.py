@@ -21,6 +21,4 @@ class _JitOptions(OptionsDict):
         """
         logger.warning("Jit.traceModel is deprecated: remove the call")
         if trace_model:
-            raise ValueError(
-                "options.Jit.traceModel(True) is no longer supported: models are dispatched once"
-            )
+            raise ValueError("traceModel(True) is not available: models are traced by dispatch")

@@ -49,11 +49,7 @@ class MachineOptions(OptionsDict):
         """
         shares = {}
         for name, share in available_memory_proportion.items():
-            require(
-                name.startswith("IPU"),
-                "Available memory proportions are expected to be in a dictionary of "
-                f'{{"IPU0": 0.5}}. Invalid key: {name!r}',
-            )
+            require(name.startswith("IPU"), f'keys must look like "IPU0", got {name!r}')
             if not 0 <= share <= 1:
                 raise ValueError(f"the proportion of {name} must be from 0 to 1, got {share}")
             shares[int(name.removeprefix("IPU"))] = share

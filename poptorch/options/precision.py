@@ -29,10 +29,7 @@ class _PrecisionOptions(OptionsDict):
         Args:
             enabled: False is the default.
         """
-        require(
-            isinstance(enabled, bool),
-            f"enableFloatingPointExceptions needs to be set to a bool, got {enabled!r}",
-        )
+        require(isinstance(enabled, bool), f"enabled must be True or False, got {enabled!r}")
         self._popart.store("enableFloatingPointChecks", enabled)
 
     @setter(Effect.COMPUTES)

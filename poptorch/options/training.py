@@ -41,8 +41,8 @@ class _TrainingOptions(OptionsDict):
         """
         if reduction_type not in (ReductionType.Sum, ReductionType.Mean):
             raise ValueError(
-                "accumulationAndReplicationReductionType must be set to "
-                f"poptorch.ReductionType.Mean or poptorch.ReductionType.Sum, got {reduction_type!r}"
+                "accumulationAndReplicationReductionType must be set to poptorch.ReductionType.Sum "
+                f"or poptorch.ReductionType.Mean, got {reduction_type!r}"
             )
         self.set(accumulation_and_replication_reduction_type=ReductionType(reduction_type))
 

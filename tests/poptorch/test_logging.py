@@ -5,7 +5,6 @@ import re
 import sys
 
 import pytest
-import torch
 
 import poptorch
 from poptorch import _logging
@@ -87,44 +86,3 @@ def test_only_the_compilers_repetitions_are_cut_off(capsys):
             poptorch.logger.warning("ours")
         text = capsys.readouterr().err
         assert [text.count(word) for word in ("again", "other", "ours")] == [limit, 5, 5]
-
-
-class _Loss(torch.nn.Module):
-    def forward(self, x):
-        return poptorch.identity_loss(x, "sum")
-
-
-def test_copies_of_weights_and_states_are_logged(capsys):
-    to_device, to_host = "weights from host to IPU memory.", "weights from IPU to host."
-    states = "optimiser state tensors from IPU to host."
-    poptorch.setLogLevel("INFO")
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LogSoftmax(1), _Loss())
-    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    executor = poptorch.trainingModel(model, None, optimizer)
-
-    def copies():
-        return re.findall(r"Writing (.+)$", capsys.readouterr().err, re.M)
-
-    executor(torch.ones(1, 2))
-    assert copies() == [to_device]
-    executor(torch.ones(1, 2))
-    assert copies() == []
-    model.state_dict()
-    assert copies() == [to_host]
-    optimizer.state_dict()
-    assert copies() == [states]
-    optimizer.state_dict()
-    assert copies() == []
-    optimizer.load_state_dict(optimizer.state_dict())
-    executor.copyWeightsToDevice()
-    executor(torch.ones(1, 2))
-    assert copies() == [to_device, "optimiser state tensors from host to IPU memory."]
-
-
-def test_inputs_that_are_not_contiguous_are_reported_once(capsys):
-    executor = poptorch.inferenceModel(lambda x: x + 1)
-    x = torch.ones(3, 2).t()
-    assert torch.equal(executor(x), x + 1)
-    assert capsys.readouterr().err.count("At least one input tensor is not contiguous") == 1
-    executor(x)
-    assert "contiguous" not in capsys.readouterr().err

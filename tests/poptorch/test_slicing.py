@@ -85,16 +85,16 @@ START = torch.tensor([1])
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (([1.0], 0, START, 1, 1), "dynamic_slice must take a torch.tensor input"),
-        ((X, 1, 1, 3, 1), "Slice start argument to dynamic_slice must be a torch.tensor"),
-        ((X, 1, torch.tensor([1, 2]), 3, 1), "integer typed start tensor with one element"),
-        ((X, 1, torch.tensor([1.0]), 3, 1), "integer typed start tensor with one element"),
+        (([1.0], 0, START, 1, 1), "tensor must be a torch.tensor"),
+        ((X, 1, 1, 3, 1), "start must be a torch.tensor"),
+        ((X, 1, torch.tensor([1, 2]), 3, 1), "integer tensor with one element"),
+        ((X, 1, torch.tensor([1.0]), 3, 1), "integer tensor with one element"),
         ((X, 1.0, START, 3, 1), "Dimension must be an integer."),
         ((X, 1, START, 3.0, 1), "Size must be an integer."),
         ((X, 1, START, 3, START), "Step must be an integer."),
         ((X, 1, START, 0, 1), "The start and end of a slice must be different."),
         ((X, 1, START, -1, 1), "with the end less than the start is not supported."),
-        ((X, 1, START, 3, 0), "Slicing step must be at least 1"),
+        ((X, 1, START, 3, 0), "step of a slice must be at least 1"),
         ((X, 1, START, 4, 1), r"slice \(4\) must be a factor of the slicing dimension \(6\)"),
         ((X, 3, START, 1, 1), "has no dimension 3"),
     ],
@@ -108,11 +108,11 @@ def test_wrong_arguments_of_a_slice_are_refused(arguments, text):
 @pytest.mark.parametrize(
     ("src", "size", "text"),
     [
-        (X[0], 3, r"tensors must have same dimensionality. \(3\) vs \(2\)"),
-        (X.half(), 6, r"must have same dtype. \(torch.float32 vs torch.float16\)"),
+        (X[0], 3, "the same rank and dtype"),
+        (X.half(), 6, "the same rank and dtype"),
         (X, 3, "src has size 6 in dimension 1, not 3"),
         (torch.ones(2, 7, 2), 7, "window of 7 is longer than dimension 1"),
-        (None, 3, "Src argument to dynamic_update must be a torch.tensor"),
+        (None, 3, "src must be a torch.tensor"),
     ],
 )
 def test_wrong_arguments_of_an_update_are_refused(src, size, text):

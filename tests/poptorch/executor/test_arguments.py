@@ -56,14 +56,9 @@ def test_names_are_unique(a):
     ("args", "kwargs", "error", "words"),
     [
         ((), {}, poptorch.Error, "Mandatory parameter x missing"),
-        (
-            (1, 2, 3),
-            {},
-            AssertionError,
-            r"Too many arguments provided: expected x, y \(2\) but got 3",
-        ),
-        ((1,), {"x": 2}, AssertionError, "Parameter x was passed more than once"),
-        ((1,), {"z": 2}, AssertionError, "z is not a valid parameter"),
+        ((1, 2, 3), {}, AssertionError, "Too many arguments provided"),
+        ((1,), {"x": 2}, AssertionError, "x is passed more than once"),
+        ((1,), {"z": 2}, AssertionError, "Unknown arguments: z"),
     ],
 )
 def test_binding_refuses(args, kwargs, error, words):

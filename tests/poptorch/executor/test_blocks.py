@@ -71,7 +71,7 @@ def test_begin_block_refuses():
     layer = poptorch.BeginBlock(nn.Linear(1, 1), "a")
     with pytest.raises(poptorch.Error, match="module has already been assigned to a block"):
         poptorch.BeginBlock(layer, "b")
-    with pytest.raises(poptorch.Error, match="module is not an instance of"):
+    with pytest.raises(poptorch.Error, match="callable"):
         poptorch.BeginBlock(3)
 
 

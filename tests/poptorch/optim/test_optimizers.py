@@ -151,7 +151,7 @@ def test_velocity_scaling_belongs_to_groups_of_the_combined_variant(capsys):
     assert optim.SGD(others, 0.1, use_combined_accum=True).defaults["velocity_scaling"] == 1.0
     assert not capsys.readouterr().err
     separate = optim.SGD(others, lr=0.1, velocity_scaling=2.0)
-    assert "velocity_scaling value ignored" in capsys.readouterr().err
+    assert "velocity_scaling is ignored" in capsys.readouterr().err
     assert "velocity_scaling" not in separate.defaults
     assert "velocity_scaling" not in separate.param_groups[0]
 

@@ -127,9 +127,7 @@ def test_maximize_is_refused(cls):
 def test_groups_agree_on_centering():
     first, second = weights()
     groups = [{"params": [first], "centered": True}, {"params": [second]}]
-    with pytest.raises(
-        AssertionError, match="must have the same value for the 'centered' attribute"
-    ):
+    with pytest.raises(AssertionError, match="must agree on centered"):
         read_optimizer(optim.RMSprop(groups))
     reading = read_optimizer(optim.RMSprop([first, second], centered=True))
     assert reading.groups[0].values["centered"] is True
@@ -142,7 +140,5 @@ def test_groups_agree_on_centering():
 def test_attributes_are_plain_numbers(name, value):
     optimizer = torch.optim.Adam(weights(), lr=0.1)
     optimizer.param_groups[0][name] = value
-    with pytest.raises(
-        AssertionError, match=rf"Expected a number for {name}|{name} must be a tuple of two numbers"
-    ):
+    with pytest.raises(AssertionError, match=f"{name} must be a"):
         read_optimizer(optimizer)

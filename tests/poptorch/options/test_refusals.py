@@ -41,7 +41,7 @@ REFUSED = [
         ValueError,
         "MeanReductionStrategy",
     ),
-    ("Precision.enableFloatingPointExceptions", (1,), AssertionError, "needs to be set to a bool"),
+    ("Precision.enableFloatingPointExceptions", (1,), AssertionError, "True or False"),
     ("Precision.setPartialsType", (torch.bfloat16,), ValueError, "torch.half"),
     ("Precision.runningStatisticsAlwaysFloat", (1,), ValueError, "True or False"),
     ("Jit.traceModel", (True,), ValueError, "traceModel"),
