@@ -13,13 +13,11 @@ from types import NoneType
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from ipu_dynamo.capture.custom.nested_call import TENSOR, NestedCall
 from ipu_dynamo.capture.private.tracing import (
-    flatten,
     outside_function_modes,
     outside_modes,
-    pytree,
 )
 from ipu_dynamo.errors import CompileError, called_from
 from ipu_dynamo.ops.library.host_call import KnownFunction, layout, register
@@ -43,7 +41,6 @@ class HostCalls:
 _trace: ContextVar[HostCalls | None] = ContextVar("host_calls", default=None)
 _here = threading.local()
 _CONSTANTS = (bool, int, float, complex, str, NoneType)
-_TENSOR = object()  # stands for a tensor in the structure that a function returns
 
 
 def on_host() -> bool:
@@ -103,47 +100,44 @@ class HostFunction:
         return _recorded(self.function, self.name, args, trace)
 
 
+class _HostCall(NestedCall):
+    """A call of a host function; what it returns besides tensors has to stay."""
+
+    def __init__(self, function: Callable[..., Any], name: str, args: Sequence[Any]) -> None:
+        super().__init__(function, args, {})
+        self._name = name
+
+    def keep(self, leaves: list[Any], spec: Any) -> None:
+        if self.result is None:
+            _check_constants(leaves, self._name)
+        elif repr(leaves) != repr(self.result[0]) or spec != self.result[1]:
+            raise RuntimeError(
+                f"the host function {self._name} returned {_shown(leaves)} besides tensors, and "
+                f"{_shown(self.result[0])} when compiling: return values that depend on the "
+                "arguments as tensors"
+            )
+        super().keep(leaves, spec)
+
+
 def _recorded(
     function: Callable[..., Any], name: str, args: Sequence[Any], trace: HostCalls
 ) -> Any:
-    leaves, spec = flatten(tuple(args))
-    positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    structure: list[tuple[list[Any], Any]] = []
-
-    def call(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        arguments = list(leaves)
-        for position, tensor in zip(positions, tensors, strict=False):
-            arguments[position] = tensor
-        found, found_spec = flatten(function(*pytree.tree_unflatten(arguments, spec)))
-        others = [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in found]
-        if not structure:
-            _check_constants(others, name)
-            structure.append((others, found_spec))
-        elif repr(others) != repr(structure[0][0]) or found_spec != structure[0][1]:
-            raise RuntimeError(
-                f"the host function {name} returned {_shown(others)} besides tensors, and "
-                f"{_shown(structure[0][0])} when compiling: return values that depend on the "
-                "arguments as tensors"
-            )
-        return [leaf for leaf in found if isinstance(leaf, Tensor)]
-
-    tensors = [leaves[i] for i in positions]
+    call = _HostCall(function, name, args)
+    count = len(call.tensors)
     with _on_host(trace):
-        zeros = [torch.zeros(t.shape, dtype=t.dtype) for t in tensors]
+        zeros = [torch.zeros(t.shape, dtype=t.dtype) for t in call.tensors]
         results = [layout(tensor) for tensor in call(zeros)]
-    known = register(name, call)
-    trace.kept.append(known)
     # An operator needs a tensor to be found by; the function does not get it.
-    values = iter(torch.ops.ipu.host_call(tensors or [torch.zeros(())], known.name, results))
-    out_leaves, out_spec = structure[0]
-    rebuilt = [next(values) if leaf is _TENSOR else leaf for leaf in out_leaves]
-    return pytree.tree_unflatten(rebuilt, out_spec)
+    known = register(name, lambda tensors: call(tensors[:count]))
+    trace.kept.append(known)
+    operands = call.tensors or [torch.zeros(())]
+    return call.rebuilt(torch.ops.ipu.host_call(operands, known.name, results))
 
 
 def _check_constants(others: Sequence[Any], name: str) -> None:
     """Refuse results whose values a later call cannot be compared with, such as NumPy's arrays."""
     for value in others:
-        if value is not _TENSOR and not isinstance(value, _CONSTANTS):
+        if value is not TENSOR and not isinstance(value, _CONSTANTS):
             raise CompileError(
                 f"the host function {name} returned a {type(value).__name__}, which a program "
                 "cannot take from the host",
@@ -154,7 +148,7 @@ def _check_constants(others: Sequence[Any], name: str) -> None:
 
 
 def _shown(others: Sequence[Any]) -> str:
-    return ", ".join(repr(value) for value in others if value is not _TENSOR) or "nothing"
+    return ", ".join(repr(value) for value in others if value is not TENSOR) or "nothing"
 
 
 @contextmanager

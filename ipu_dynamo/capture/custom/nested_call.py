@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ipu_dynamo.capture.private.tracing import flatten, pytree
 
-_TENSOR = object()  # stands for a tensor in a result
+TENSOR = object()  # stands for a tensor in a result
 
 
 class NestedCall:
@@ -19,6 +19,7 @@ class NestedCall:
 
     Attributes:
         tensors: those among the arguments.
+        result: the values and the structure of the first result; None before.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class NestedCall:
         self._leaves, self._spec = flatten((tuple(args), dict(kwargs)))
         self._positions = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor)]
         self.tensors: list[Tensor] = [self._leaves[i] for i in self._positions]
-        self._result: tuple[list[Any], Any] | None = None  # of the first call
+        self.result: tuple[list[Any], Any] | None = None  # of the first call
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Call the function with other tensors; return those of its result."""
@@ -37,16 +38,19 @@ class NestedCall:
             leaves[position] = tensor
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
         found, spec = flatten(self._function(*args, **kwargs))
-        if self._result is None:
-            kept = [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in found]
-            self._result = kept, spec
+        self.keep([TENSOR if isinstance(leaf, Tensor) else leaf for leaf in found], spec)
         return [leaf for leaf in found if isinstance(leaf, Tensor)]
+
+    def keep(self, leaves: list[Any], spec: Any) -> None:
+        """Keep the result of the first call, with `TENSOR` in place of each of its tensors."""
+        if self.result is None:
+            self.result = leaves, spec
 
     def rebuilt(self, tensors: Iterable[Tensor]) -> Any:
         """The result of the first call, with other tensors."""
-        assert self._result is not None, "it was not called yet"
-        leaves, spec = self._result
+        assert self.result is not None, "it was not called yet"
+        leaves, spec = self.result
         values = iter(tensors)
         return pytree.tree_unflatten(
-            [next(values) if leaf is _TENSOR else leaf for leaf in leaves], spec
+            [next(values) if leaf is TENSOR else leaf for leaf in leaves], spec
         )
